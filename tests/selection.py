@@ -54,6 +54,7 @@ MIXED = (
     "tests/cli/test_watch.py",
     "tests/client/test_producer.py",
     "tests/client/test_releases.py",
+    "tests/client/test_unclosed.py",
     "tests/docs/test_code_blocks.py",
     "tests/docs/test_recipes.py",
     "tests/service/kafka/test_record_batches.py",

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import numpy as np
+from kafka.producer.sender import Sender as ClientThread
 from numpy.typing import ArrayLike, NDArray
 
 from streaming_pca.client.encoding import ContentType, Dtype, payload_encoder, payload_headers, round_rows
@@ -182,7 +183,7 @@ class Producer:
         # Otherwise many producers of few records each would all fill the first partition.
         self._sender = Sender(connection(kafka), topic, time.monotonic_ns() // 1000, accountant is not None)
         # At exit the last handler is called first: this one before the client's, which closes.
-        self._at_exit = partial(Producer.__del__, weakref.proxy(self))
+        self._at_exit = partial(Producer._close_last, weakref.proxy(self))
         atexit.register(self._at_exit)
 
     @classmethod
@@ -318,13 +319,20 @@ class Producer:
         if kind is None:
             self.close()
         elif self._process == os.getpid():
+            self._rows, self._count = [], 0
             self._sender.close()
 
     def __del__(self) -> None:
+        if hasattr(self, "_at_exit"):
+            atexit.unregister(self._at_exit)
+            if isinstance(threading.current_thread(), ClientThread):
+                # It would wait for itself.
+                threading.Thread(target=self._close_last).start()
+            else:
+                self._close_last()
+
+    def _close_last(self) -> None:
         """Close a producer that the program left open; nothing could catch an error."""
-        if not hasattr(self, "_at_exit"):
-            return  # its constructor failed
-        atexit.unregister(self._at_exit)
         if self._process == os.getpid() and not self._sender.is_closed:
             try:
                 self._sender.make_room()  # raises an earlier error, without another wait for the broker
@@ -352,6 +360,8 @@ class Producer:
             refuse_other_columns(records, self._names, "records", "the stream's feature_names")
         if self._mechanism is not None:
             array = numbers_or_nan(records, "records")
+            if array.ndim < 2 and array.size != self._dim and array.dtype == float and np.isnan(array).all():
+                array = np.full((array.size, self._dim), np.nan)  # missing records alone
         else:
             refuse_masks_and_units(records, "records")
             array = as_array(records, "records")

@@ -356,6 +356,8 @@ def _read_csv(path: Path, key: str | None, choice: ColumnChoice, reports: bool) 
                 keys.append(_message_key(line[place]))
     if not rows:
         raise UserError(f"{path}: holds no records")
+    if reports and len(rows) > 1 and not np.isfinite(rows).all(axis=1).any():
+        raise UserError(f"{path}: no line has numbers alone: check its cells, or leave columns out by --drop")
     return replace(
         RecordFile.of_array(np.stack(rows), str(path)),
         feature_names=own,

@@ -220,6 +220,16 @@ def test_whether_a_report_is_sent_does_not_depend_on_the_row_of_a_file(
     np.testing.assert_allclose(got[np.argsort(got[:, 0])], exact(np.array(expected)), atol=4e-6)
 
 
+def test_a_file_without_any_line_of_numbers_charges_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("a,b\n0.1,0.2,\n0.3,0.4,\n")
+    with pytest.raises(UserError, match="no line has numbers alone"):
+        open_records(path, None, ColumnChoice(header=True), reports_dim=2)
+    # Of one record, the error would show the missing cell.
+    path.write_text("a,b\n0.1,\n")
+    assert len(open_records(path, None, ColumnChoice(header=True), reports_dim=2)) == 1
+
+
 def test_reports_of_a_csv_file_do_not_guess_its_header(tmp_path: Path) -> None:
     """A guess would take a first record without numbers as names."""
     path = tmp_path / "x.csv"

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
-import os
 import subprocess
 import sys
-import warnings
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -19,7 +14,6 @@ from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 from kafka.errors import KafkaTimeoutError
@@ -40,25 +34,13 @@ from streaming_pca.privacy.randomness import replace_noise_sampler
 from streaming_pca.service.kafka.clients import reading_consumer
 from tests.cli.test_app import write_config
 from tests.cli.test_refusals import LOCAL
+from tests.client.conftest import NewTopic
 from tests.config.refusals import refusal
 from tests.data.tables import tables_of
 from tests.privacy.noise import ScriptedSampler
 
 X = np.arange(15.0).reshape(5, 3)
 ONE = (1.0, 1e-6)
-NewTopic = Callable[..., str]
-
-
-@pytest.fixture
-def new_topic(kafka_bootstrap: str, unique_name: Callable[[str], str]) -> NewTopic:
-    def make(partitions: int = 1, **configs: str) -> str:
-        name = unique_name("client")
-        with KafkaAdminClient(bootstrap_servers=kafka_bootstrap) as admin:
-            one = {"num_partitions": partitions, "replication_factor": 1, "configs": configs}
-            admin.create_topics({name: one}, wait_for_metadata=True)
-        return name
-
-    return make
 
 
 def sent(bootstrap: str, topic: str, partitions: int = 1) -> list[list[Any]]:
@@ -290,76 +272,6 @@ def test_a_wrong_address_is_one_line(address: Any, words: str) -> None:
     assert refusal(ValueError, Producer, "in", address, dim=3).startswith(f"kafka = {address!r}: {words}")
 
 
-def test_rows_that_wait_are_sent_by_a_deleted_producer_and_a_fork_is_refused(
-    kafka_bootstrap: str, new_topic: NewTopic
-) -> None:
-    topic = new_topic()
-    producer = Producer(topic, kafka_bootstrap, dim=3, privacy_unit="row")
-    producer.send(X)
-    uses = (partial(producer.send, X), producer.flush, producer.close)
-    child = os.fork()
-    if not child:
-        refused = 0
-        for use in uses:
-            try:
-                use()
-            except RuntimeError as error:
-                refused += "was made in another process" in str(error)
-        # The rows are the parent's to send.
-        producer.__del__()
-        # Nothing of pytest may run in the copy.
-        os._exit(refused)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
-    del uses, producer
-    ((message,),) = sent(kafka_bootstrap, topic)
-    np.testing.assert_array_equal(PayloadCodec(3).decode(message), X)
-
-
-def test_rows_that_wait_are_sent_when_the_program_ends(kafka_bootstrap: str, new_topic: NewTopic) -> None:
-    topic = new_topic()
-    code = f"""
-import numpy as np
-from streaming_pca.client import Producer
-producer = Producer({topic!r}, {kafka_bootstrap!r}, dim=3, privacy_unit="row")
-producer.send(np.ones((5, 3)))
-"""
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("", "")
-    ((message,),) = sent(kafka_bootstrap, topic)
-    np.testing.assert_array_equal(PayloadCodec(3).decode(message), np.ones((5, 3)))
-
-
-def test_an_error_of_a_producer_that_was_left_open_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("streaming_pca.client.producer.Sender", NoSender)
-
-    def fail(*_: object) -> None:
-        raise DeliveryError("the broker is gone")
-
-    monkeypatch.setattr(NoSender, "send", fail)
-    registered = Mock()
-    monkeypatch.setattr("streaming_pca.client.producer.atexit", registered)
-    producer = Producer("in", "127.0.0.1:1", dim=3, privacy_unit="row")
-    producer.send(X)
-    ((close,), _) = registered.register.call_args
-    close()
-    line = "streaming-pca: rows or messages were lost: the broker is gone\n"
-    assert capsys.readouterr().err == line
-    del producer
-    registered.unregister.assert_called_with(close)
-    assert capsys.readouterr().err == ""
-
-
-def test_a_producer_that_was_closed_is_silent(kafka_bootstrap: str, new_topic: NewTopic) -> None:
-    topic = new_topic()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with Producer(topic, kafka_bootstrap, dim=3, privacy_unit="row") as producer:
-            producer.send(X)
-        del producer
-
-
 def test_a_missing_topic_is_named_with_similar_ones(kafka_bootstrap: str, new_topic: NewTopic) -> None:
     topic = new_topic()
     with pytest.raises(TopicError, match=f"'{topic}x' is missing: correct its name .*'{topic}'"):
@@ -579,70 +491,6 @@ def test_bounds_beyond_float32_leave_its_values_finite() -> None:
     values = np.array([[1e39], [-1e39], [1e300]])
     for limits in (((-1e40,), (1e40,)), ((1e39,), (1e40,)), ((-1.0,), (1.0,))):
         assert np.isfinite(round_rows(values, limits, "float32")).all()
-
-
-def test_a_report_is_of_a_clamped_vector(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streaming_pca.client.producer.Sender", NoSender)
-    features = [Feature(name="a", bounds=(0, 1))]
-    producer = Producer("in", "127.0.0.1:1", dim=1, features=features, privatize=LocalGaussian(*ONE))
-    assert producer._shaped({"a": 7}).tolist() == [[1]]
-
-
-def test_whether_a_report_is_sent_does_not_depend_on_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who reads the topic counts the reports: an error for one record would name it, and hold others back."""
-    monkeypatch.setattr("streaming_pca.client.producer.Sender", NoSender)
-    features = [Feature(name="a", bounds=(0, 1)), Feature(name="b", categories=("x", "y"))]
-    named = Producer("in", "127.0.0.1:1", dim=3, features=features, privatize=LocalGaussian(*ONE))
-    good = {"a": 0.5, "b": "x"}
-    bad: list[Any] = [{"a": 0.5}, {}, {"a": "x", "b": "x"}, {"a": math.inf, "b": "y"}, {"a": None, "b": 3}]
-    bad += [{"a": 10**400, "b": []}]
-    named.send([good, *bad])
-    for record in bad:
-        named.send(record)
-    assert len(named._sender.values) == 1 + 2 * len(bad)
-    rows = named._shaped([good, *bad])
-    assert np.isfinite(rows[0]).all()
-    assert np.isnan(rows[1:]).all()
-    plain = Producer("in", "127.0.0.1:1", dim=2, privatize=LocalGaussian(*ONE))
-    for given in (
-        [0.1, None],
-        [[0.1, 0.2], [None, 0.3]],
-        [[0.1, 0.2], None],
-        [np.ma.masked, 0.2],
-        [[True, False], [True, None]],
-        np.ma.masked_array([0.1, 0.2], [1, 0]),
-        [0.1, math.nan],
-    ):
-        plain.send(given)
-    assert len(plain._sender.values) == 10
-
-
-BEYOND: dict[str, tuple[Any, dict[str, Any]]] = {
-    # 2**62 microseconds are how Postgres writes infinity.
-    "time": (pa.array([2**62, 0]).cast(pa.timestamp("us", "UTC"), safe=False), {"parts": ["hour"]}),
-    "day": (pa.array([2**30, 0], pa.int32()).cast(pa.date32()), {"parts": ["day"]}),
-    "word": (pa.array([b"\xff", b"x"]).view(pa.string()), {"categories": ["x", "y"]}),
-    "text": (pa.array([b"\xff", b"1"]).view(pa.string()), {"parse": True, "bounds": (0, 1)}),
-}
-
-
-@pytest.mark.parametrize("case", BEYOND)
-@pytest.mark.parametrize("library", ["pyarrow", "pandas"])
-def test_an_arrow_value_that_python_cannot_hold_is_reported(
-    case: str, library: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("streaming_pca.client.producer.Sender", NoSender)
-    column, settings = BEYOND[case]
-    table: Any = pa.table({"a": column})
-    if library == "pandas":
-        table = table.to_pandas(types_mapper=pd.ArrowDtype)
-    features = [Feature(name="a", **settings)]
-    producer = Producer("in", "127.0.0.1:1", features=features, privatize=LocalGaussian(*ONE))
-    producer.send(table)
-    assert len(producer._sender.values) == 2
-    assert np.isfinite(producer._shaped(table)).all(axis=1).tolist() == [False, True]
-    line = refusal(ValueError, lambda: PrivatePCA(1, features=features).fit(table))
-    assert line.startswith("record 0 of 2: field 'a' is ")
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,11 @@ def diagnose(
 
     # Threads, because name resolution does not have a time limit.
     threads = [threading.Thread(target=examine, args=(s,), daemon=True, name="diagnosis") for s in servers]
-    for thread in threads:
-        thread.start()
+    try:
+        for thread in threads:
+            thread.start()
+    except RuntimeError:
+        return None  # the interpreter ends, and Python 3.12 starts no threads then
     deadline = time.monotonic() + _SECONDS
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
