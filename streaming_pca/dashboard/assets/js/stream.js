@@ -119,10 +119,10 @@ function budget(detail, unread) {
   const held = detail.budget;
   if (!held) return unread ? components.empty(`${unread}.`) : components.empty("The ledger is not open.", "Charges appear once the topics are created: streaming-pca topics create.");
   const alone = ["epsilon", "delta", "rho"].every((name) => held.by_stream[name] === held.by_all[name]);
-  const rows = [[alone ? "Charged" : "By this stream", "by_stream"], ...(alone ? [] : [["By all jobs", "by_all"]]), ["Left of the most charged record", "left"], ["Cap", "cap"]];
+  const rows = [[alone ? "Charged" : "By this stream", "by_stream"], ...(alone ? [] : [["By all jobs", "by_all"]]), ["Left", "left"], ["Cap", "cap"]];
   return [
     h("p", {}, field("budget.allows_next", held.allows_next, `${components.budgetWords(held, detail.privacy_unit)}.`)),
     components.budgetBar(held.spent_share, held.allows_next),
-    h("p", { class: "small faint" }, "Largest charge of a record", isNumber(held.spent_share) ? [": ", field("budget.spent_share", held.spent_share, share(held.spent_share)), " of the cap"] : "", "."),
+    h("p", { class: "small faint" }, "Of the most charged record", isNumber(held.spent_share) ? [", with ", field("budget.spent_share", held.spent_share, share(held.spent_share)), " of the cap spent"] : "", ":"),
     components.facts(rows.map(([title, key]) => [title, components.chargeFields(`budget.${key}`, held[key])]), { class: "facts charges" })];
 }
