@@ -168,7 +168,8 @@ class Watched:
             if fault != "nulls":
                 stream.produce_vectors(stream.vectors(BATCH + 30 * (fault == "few")))
         self._load.start()
-        wait_for("a release of each", lambda: have_released(shared), seen=self.leader.log_and_stacks, pause=0.5)
+        seen = self.leader.log_and_stacks
+        wait_for("a release of each", lambda: have_released(shared), seen=seen, pause=0.5)
         self._forge()
         changed = {"unfit": self.streams["unfit"].changed(epsilon=0.5)}
         settings = [changed.get(f, s.settings) for f, s in self.streams.items() if f != "stuck"]
