@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import numpy as np
-from kafka.producer.sender import Sender as ClientThread
 from numpy.typing import ArrayLike, NDArray
 
 from streaming_pca.client.encoding import ContentType, Dtype, payload_encoder, payload_headers, round_rows
@@ -325,8 +324,7 @@ class Producer:
     def __del__(self) -> None:
         if hasattr(self, "_at_exit"):
             atexit.unregister(self._at_exit)
-            if isinstance(threading.current_thread(), ClientThread):
-                # It would wait for itself.
+            if self._sender.is_in_clients_thread():
                 threading.Thread(target=self._close_last).start()
             else:
                 self._close_last()

@@ -20,6 +20,7 @@ from streaming_pca.service.kafka.clients import (
     broker_failed,
     plain_producer,
 )
+from streaming_pca.service.kafka.patches import is_served_here
 from streaming_pca.service.kafka.transaction import discard
 
 _MAX_UNSENT = 50_000
@@ -141,6 +142,10 @@ class Sender:
             self._reason = str(broker_failed(self._kafka, what, self._failures[0], "Write"))
         if self._reason:
             raise DeliveryError(self._reason)
+
+    def is_in_clients_thread(self) -> bool:
+        """Return whether this thread sends the messages: :meth:`flush` would wait for itself."""
+        return is_served_here(self._producer)
 
     def close(self) -> None:
         """Release the connection; messages that were not flushed may be lost."""

@@ -393,6 +393,9 @@ class NoSender:
 
     def make_room(self) -> None: ...
 
+    def is_in_clients_thread(self) -> bool:
+        return False
+
     def flush(self) -> None: ...
 
     def close(self) -> None:

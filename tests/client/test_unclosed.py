@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
+import time
 import warnings
 from functools import partial
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from kafka.producer.sender import Sender as ClientThread
 
-from streaming_pca.client import DeliveryError, Producer
+from streaming_pca.client import DeliveryError, Producer, sending
 from streaming_pca.data.codec import PayloadCodec
 from tests.client.conftest import NewTopic
 from tests.client.test_producer import NoSender, X, sent
-from tests.waiting import LIMIT, wait_for
+from tests.waiting import wait_for
 
 
 def test_rows_that_wait_are_sent_by_a_deleted_producer_and_a_fork_is_refused(
@@ -50,7 +49,7 @@ def test_rows_that_wait_are_sent_when_the_program_ends(kafka_bootstrap: str, new
     topic = new_topic()
     code = f"""
 import numpy as np
-from streaming_pca.client import DeliveryError, Producer
+from streaming_pca.client import DeliveryError, Producer, sending
 producer = Producer({topic!r}, {kafka_bootstrap!r}, dim=3, privacy_unit="row")
 producer.send(np.ones((5, 3)))
 """
@@ -94,25 +93,13 @@ def test_a_producer_that_was_closed_is_silent(kafka_bootstrap: str, new_topic: N
 def test_rows_that_wait_are_sent_where_the_clients_thread_collects_the_producer(
     kafka_bootstrap: str, new_topic: NewTopic
 ) -> None:
-    """As the last reference to a producer may be in a cycle, which any thread collects."""
-
-    class Collecting(ClientThread):  # type: ignore[misc]
-        def __init__(self, producer: Producer) -> None:
-            threading.Thread.__init__(self)
-            self.producer = producer
-
-        def run(self) -> None:
-            self.producer.__del__()
-            closers.extend(each for each in threading.enumerate() if "_close_last" in each.name)
-
-    closers: list[threading.Thread] = []
+    """The last reference to a producer may be in a cycle, which any thread collects."""
     topic = new_topic()
     producer = Producer(topic, kafka_bootstrap, dim=3, privacy_unit="row")
     producer.send(X)
-    thread = Collecting(producer)
-    thread.start()
-    thread.join(LIMIT)
-    assert len(closers) == 1
-    wait_for("the other thread to close it", lambda: producer._sender.is_closed)
+    began = time.monotonic()
+    producer._sender._producer.send(new_topic(), b"x").add_callback(lambda _: producer.__del__())
+    wait_for("another thread to close it", lambda: producer._sender.is_closed)
+    assert time.monotonic() - began < sending._FLUSH_SECONDS
     ((message,),) = sent(kafka_bootstrap, topic)
     np.testing.assert_array_equal(PayloadCodec(3).decode(message), X)

@@ -564,6 +564,11 @@ def wake(producer: KafkaProducer) -> None:
     producer._sender.wakeup()
 
 
+def is_served_here(producer: KafkaProducer) -> bool:
+    """Return whether this thread sends the producer's messages: it must not wait for them."""
+    return producer._sender is threading.current_thread()
+
+
 def drop_unsent(producer: KafkaProducer) -> None:
     """Drop a producer's unsent messages, which `close` would wait for, and then raise without closing."""
     producer._sender.force_close()
