@@ -324,7 +324,7 @@ class Producer:
     def __del__(self) -> None:
         if hasattr(self, "_at_exit"):
             atexit.unregister(self._at_exit)
-            if self._sender.is_in_clients_thread():
+            if not self._sender.is_closed and self._sender.is_in_clients_thread():
                 threading.Thread(target=self._close_last).start()
             else:
                 self._close_last()
