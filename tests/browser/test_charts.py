@@ -514,10 +514,10 @@ def test_a_full_batch_is_learnt_only_if_the_cap_allows_it(modules: Visit) -> Non
 
 
 def test_a_value_has_the_digits_of_its_error(modules: Visit) -> None:
-    given = [[12.3456, 0.52], [0.001, 0.5], [-3.2, 0.013], [5, 0], [7, None], [None, 1]]
+    given = [[12.3456, 0.52], [0.001, 0.5], [-3.2, 0.013], [5, 0], [7, None], [None, 1], [63, 2100]]
     call = "given.map(([value, error]) => module.measured(value, error))"
     shown = run(modules, "../js/format", call, given)
-    assert shown == ["12.35 ± 0.52", "0 ± 0.5", "−3.2 ± 0.013", "5 ± 0", "7", "–"]
+    assert shown == ["12.35 ± 0.52", "0 ± 0.5", "−3.2 ± 0.013", "5 ± 0", "7", "–", "100 ± 2,100"]
 
 
 def test_the_api_answers_with_what_is_drawn(home: str, modules: Visit) -> None:

@@ -83,12 +83,13 @@ export function angles({ history, ...view }, colours, room) {
   const others = Math.min(Math.max(...indices.map((i) => history.angles[i].length)), MOST_LINES);
   const bound = indices.map((i) => degrees(history.noise_bound[i]));
   const text = (i) => `batch ${count(history.batch[i])}, ${exact(history.created[i])}<br>largest angle ${angle(history.angles[i][0])}<br>noise alone ≤ ${atMost(history.noise_bound[i])}`;
+  const mode = at.length < 2 ? "markers" : "lines"; // a line of one point is none
   const traces = [];
   for (let j = others - 1; j > 0; j -= 1) {
-    traces.push({ ...line(colours.faint, { width: 1 }), x, y: indices.map((i) => degrees(history.angles[i][j])), name: j === 1 ? "Smaller" : "", hoverinfo: "skip" });
+    traces.push({ ...line(colours.faint, { width: 1 }), mode, x, y: indices.map((i) => degrees(history.angles[i][j])), name: j === 1 ? "Smaller" : "", hoverinfo: "skip" });
   }
   traces.push({ ...line(colours.blue), mode: at.length < FEW ? "lines+markers" : "lines", x, y: indices.map((i) => degrees(history.angles[i][0])), name: "Largest", text: indices.map(text), hovertemplate: "%{text}<extra></extra>" });
-  if (bound.some(isNumber)) traces.push({ ...line(colours.orange, { dash: "dash" }), x, y: bound, name: "Noise", hoverinfo: "skip" });
+  if (bound.some(isNumber)) traces.push({ ...line(colours.orange, { dash: "dash" }), mode, x, y: bound, name: "Noise", hoverinfo: "skip" });
   const end = indices.at(-1);
   return {
     summary: `Largest angle between the last two releases: ${angle(history.angles[end][0])}; noise alone explains up to ${atMost(history.noise_bound[end])}. ${many(at.length, "angle")} shown.`,

@@ -96,7 +96,7 @@ export const fillText = ({ waiting, planned }) => `${count(waiting)} of ${count(
 export function fillWords({ waiting, planned, per_second: rate }, budget, leader) {
   if (waiting >= planned) return budget && !budget.allows_next ? "full, but the cap does not allow it" : leader && !leader.present ? "full: it waits for a worker" : "full: the worker can process it";
   if (!isNumber(rate)) return "measuring how fast records arrive";
-  return rate > 0 ? `may be full in ${span((planned - waiting) / rate)}` : "no record has arrived for a while";
+  return rate > 0 ? `may be full in ${span((planned - waiting) / rate)}` : "records have paused";
 }
 
 /** Text for a release without an angle: retention may have deleted the releases before it. */

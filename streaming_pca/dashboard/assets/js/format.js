@@ -40,7 +40,7 @@ export function measured(value, error, unit = "") {
   if (!isNumber(value) || !isNumber(error)) return isNumber(value) ? `${number(value)}${unit}` : NONE;
   const place = error > 0 ? Math.floor(Math.log10(error)) - 1 : -Infinity;
   const digits = Math.floor(Math.log10(Math.abs(value))) - place + 1;
-  const shown = digits < 1 ? "0" : number(value, Math.min(digits, 15));
+  const shown = digits < 1 ? number(Math.round(value / 10 ** place) * 10 ** place, 1) : number(value, Math.min(digits, 15));
   return `${shown}${unit} ± ${number(error, 2)}${unit}`;
 }
 
