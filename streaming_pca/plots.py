@@ -215,7 +215,7 @@ def angles(releases: Iterable[Any], *, reference: Any = None, ax: Axes | None = 
         Degrees over the number of records, where it grows; otherwise over the place in the sequence. The
         bold line is the largest principal angle, thin lines are up to three smaller ones. The dashed line
         is the largest angle that noise explains, where ``angle_bound`` is known: of one release with
-        probability 0.95, to a reference; the sum for both releases with probability 0.90, otherwise.
+        probability 0.95, to an array; the sum for both releases with probability 0.90, otherwise.
 
     Raises
     ------
@@ -244,12 +244,14 @@ def angles(releases: Iterable[Any], *, reference: Any = None, ax: Axes | None = 
     bounds = [_angle_bound(item) for item in items]
     if reference is None:
         pairs = list(pairwise(bases))
-        bound = np.minimum(np.add(bounds[:-1], bounds[1:]), math.pi / 2)
+        bound = np.add(bounds[:-1], bounds[1:])
         title, percent, items = "angles between successive releases", 90, items[1:]
     else:
         pairs = [(basis, _basis(reference)) for basis in bases]
-        bound = np.array(bounds)
-        title, percent = "angles to the reference", 95
+        is_exact = not (hasattr(reference, "angle_bound") or hasattr(reference, "angle_bound_"))
+        bound = np.add(bounds, 0.0 if is_exact else _angle_bound(reference))
+        title, percent = "angles to the reference", 95 if is_exact else 90
+    bound = np.minimum(bound, math.pi / 2)
     if len({basis.shape[1] for pair in pairs for basis in pair}) > 1:
         raise ValueError("the subspaces have different numbers of features: they are not of one stream")
     xs, xlabel = _positions(items, first=least)

@@ -358,6 +358,8 @@ def test_fitted_models_and_models_without_a_bound_have_angles() -> None:
     plain = PCA(2).fit(np.random.default_rng(0).standard_normal((50, 5)) * [5, 4, 1, 1, 1])
     drawn = lines(plots.angles([model], reference=release()))
     assert drawn["largest angle"] == ([1], pytest.approx([30]))
+    # The noise of both turns them.
+    assert drawn["noise alone, at most (90%)"] == ([1], pytest.approx([14]))
     drawn = lines(plots.angles([plain, plain]))
     assert "noise alone, at most (90%)" not in drawn
     assert drawn["largest angle"] == ([2], pytest.approx([0], abs=1e-5))

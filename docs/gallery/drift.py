@@ -131,8 +131,8 @@ print(f"bound {bound:.1f}°, distance from the last decade {errors(remembering)[
 # On private records nobody knows the exact component. `plots.angles` compares releases with each other, or
 # with one of them. It is post-processing, so a dashboard may show it all day. The left panel finds nothing:
 # between two decades the component turns less than noise may turn it. Slow drift shows over a long time
-# only. The right panel compares all releases with the first one, and the angle grows past the dashed line.
-# (That line is for the noise of one release; the noise of the reference comes on top.)
+# only. The right panel compares all releases with the first one: the angle grows, and the dashed line, for
+# the noise of both, falls. Only an angle above it is evidence of a change.
 
 # %%
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")

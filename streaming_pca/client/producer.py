@@ -337,6 +337,7 @@ class Producer:
                 self.close()
             except DeliveryError as error:
                 print(f"streaming-pca: rows or messages were lost: {error}", file=sys.stderr)
+                self._sender.close()  # or the client would wait again, and print a traceback
 
     def _check_process(self) -> None:
         if self._process != os.getpid():

@@ -63,9 +63,9 @@ FLOORS = {
         {"linalg", "kernels", "privacy", "data", "local", "estimators", "api", "audit"}
         | {"validation_errors", "errors", "text"},
     ),
-    "service": (18_972, set[str]()),
+    "service": (18_973, set[str]()),
     "extras": (
-        9_349,
+        9_351,
         {"dashboard", "spark", "dev", "demo", "plots"}
         | {"service.projection", "service.tracing", "service.span_export"},
     ),
