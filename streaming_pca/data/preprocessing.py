@@ -80,7 +80,7 @@ class Preprocessing(BaseModel):
             raise ValueError("scale must be above 0 for every feature")
         if self.bounds is not None:
             lower, upper = (self._vector("bounds", b) for b in self.bounds)
-            if len(wrong := np.flatnonzero(lower >= upper)):
+            if len(wrong := np.flatnonzero(~(lower < upper))):
                 raise ValueError(
                     "bounds must have lower below upper for every feature: first all lower bounds, then all "
                     f"upper bounds; equal or reversed, counted from 0: {wrong[:9].tolist()}"
