@@ -47,7 +47,6 @@ _FAINT = "#9CC6E0"
 _STANDARD_ERRORS = 2.0  # above 0, they distinguish a variance from noise: doubt "variance-lost"
 _MOST_LINES = 4  # most principal angles that are drawn
 _LONGEST_NAME = 24
-_CHARACTERS = 9  # characters of a title that fit into an inch
 _SHORTEST = 0.1  # length of the shortest arrow over the longest: labels of shorter ones would pile up at 0
 _RADII = (8, 16, 26, 38, 52, 70, 92, 120)  # distances of a label from its arrow's tip, in points
 _TURNS = (0, 30, -30, 60, -60, 90, -90, 130, -130)  # its directions in degrees from the arrow's
@@ -97,20 +96,16 @@ def scree(pca: Any, *, ax: Axes | None = None) -> Axes:
     if rest is not None:
         others = dim - k
         ax.bar(places[k:], [rest], color=_GREY, width=0.7)
-        label = f"mean of the {others:,} other directions"
-        ax.axhline(rest / others, color=_GREY, linestyle="--", label=label)
+        ax.axhline(rest / others, color=_GREY, ls="--", label=f"mean of the {others:,} other directions")
         ax.legend()
     if errors is not None:
-        bars = errors[: len(places)]
-        ax.errorbar(places, heights, bars, fmt="none", ecolor="black", elinewidth=1.2, capsize=3)
+        ax.errorbar(places, heights, errors[: len(places)], fmt="none", ecolor="k", elinewidth=1.2, capsize=3)
     step = -(-k // 12)
-    ticks = list(range(1, k + 1, step))
-    names = [str(i) for i in ticks]
+    ticks = [*range(1, k + 1, step)]
     if rest is not None:
         # A number next to the word would touch it.
         ticks = [*(i for i in ticks if k + 1 - i >= step), k + 1]
-        names = [*map(str, ticks[:-1]), "rest"]
-    ax.set_xticks(ticks, names)
+    ax.set_xticks(ticks, [str(i) if i <= k else "rest" for i in ticks])
     ax.set_ylim(bottom=0.0)
     ax.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.4g}%")
     ax.set(xlabel="component", ylabel="share of the total variance")
@@ -421,12 +416,17 @@ def _set_title(title: str, ax: Axes) -> None:
     """
     figure = ax.get_figure(root=True)
     assert figure is not None
-    inches = ax.get_window_extent().width / figure.dpi
+    has_layout = figure.get_layout_engine() is not None
+    width = ax.get_window_extent().width * (0.7 if has_layout else 1.0)  # it may narrow and shift the axes
+    text = ax.set_title(title, fontsize="medium")
+    size, most = float(text.get_fontsize()), max(int(16 * width / figure.dpi), 10)
     for share in (1.0, 0.9, 0.8, 0.7, 0.6, 0.5):
-        columns = max(int(inches * _CHARACTERS / share), 10)
-        text = ax.set_title(textwrap.fill(title, columns, break_on_hyphens=False), fontsize="medium")
-        text.set_fontsize(share * float(text.get_fontsize()))
-        if figure.get_layout_engine() is not None or text.get_window_extent().y1 <= figure.bbox.y1:
+        text.set_fontsize(share * size)
+        for columns in range(int(most / share), 9, -1):
+            text.set_text(textwrap.fill(title, columns, break_on_hyphens=False))
+            if text.get_window_extent().width <= width:
+                break
+        if has_layout or text.get_window_extent().y1 <= figure.bbox.y1:
             return
 
 

@@ -206,7 +206,8 @@ def _of_stream(
     from streaming_pca.estimators.forecast.forecast import forecast_estimator
 
     settings = load_settings(config, stream).stream
-    return forecast_estimator(settings.build_estimator(), records, batches=batches, tail=tail)
+    how: dict[str, Any] = {"batches": batches, "tail": tail, "only_full": settings.max_wait_seconds is None}
+    return forecast_estimator(settings.build_estimator(), records, **how)
 
 
 def _plots(path: Path) -> ModuleType:

@@ -170,6 +170,19 @@ def test_a_file_of_settings_tells_the_rest(capfd: Capture, tmp_path: Path) -> No
     one_line(call(capfd, *PLAN, "--config", config), 2, "forecasts exist for adaptive")
 
 
+def test_batches_of_a_stream_wait_until_they_are_full(capfd: Capture, tmp_path: Path) -> None:
+    config = tmp_path / "stream.toml"
+    plan = ("plan", "--config", config, "--records")
+    config.write_text(GOOD)
+    cure = "take more records or set stream.max_wait_seconds"
+    one_line(call(capfd, *plan, 3000), 2, f"do not fill a batch of at least 4096: {cure}")
+    assert facts(capfd, *plan, 20_000)["batches"] == [4096, 6552]
+    assert "the last 9,352 records do not fill a batch" in " ".join(call(capfd, *plan, 20_000).stdout.split())
+    config.write_text(GOOD + "max_wait_seconds = 3600.0\n")
+    assert facts(capfd, *plan, 3000)["batches"] == [3000]
+    assert facts(capfd, *plan, 20_000)["batches"] == [4096, 6552, 9352]
+
+
 def test_a_stream_without_a_release_has_no_forecast(capfd: Capture, tmp_path: Path) -> None:
     config = tmp_path / "stream.toml"
     config.write_text(GOOD.replace("epsilon = 1.0", "epsilon = 0.05"))

@@ -32,13 +32,18 @@ Batches = int | Sequence[int] | GrowingBatches
 
 
 def planned_batches(
-    records: int, options: GrowingBatches | None = None, multiplier: float = 0.0, per_row: int = 1
+    records: int,
+    options: GrowingBatches | None = None,
+    multiplier: float = 0.0,
+    per_row: int = 1,
+    only_full: bool = False,
 ) -> tuple[int, ...]:
     """Cut a stream of ``records`` into batches by an estimator's options.
 
     By default they are an endless stream's: 4,096 records, growing by 1.6 up to 131,072, and at least as many
     as the noise ``multiplier`` of a batch needs. The last one is shorter, as if it closed at
-    ``max_wait_seconds``; records that are too few for that are left out. ParameterError if no batch closes.
+    ``max_wait_seconds``, unless ``only_full``; records that are too few for that are left out. ParameterError
+    if no batch closes.
     """
     if not 1 <= records <= MOST_RECORDS:
         raise ParameterError(f"records must lie between 1 and {MOST_RECORDS}, not {records}")
@@ -48,7 +53,7 @@ def planned_batches(
     left = records
     while left:
         size = options.at_least(options.count(len(sizes), records - left), least)
-        if left < min(size, least):
+        if left < (size if only_full else min(size, least)):
             break
         taken = min(size, left)
         # All batches after one of the largest size are as large.
@@ -56,9 +61,10 @@ def planned_batches(
         sizes += [taken] * whole
         left -= whole * taken
     if not sizes:
+        late = "set stream.max_wait_seconds", size
+        cure, wanted = late if only_full and records >= least else ("a larger epsilon", min(size, least))
         raise ParameterError(
-            f"{records} records do not fill a batch of at least {min(size, least):.9g}: "
-            "take more records or a larger epsilon"
+            f"{records} records do not fill a batch of at least {wanted:.9g}: take more records or {cure}"
         )
     return tuple(sizes)
 
@@ -82,37 +88,6 @@ def resized_batches(batches: Batches, records: int, count: int) -> Batches:
     return type(batches)(**given)
 
 
-def checked_batches(records: int, batches: Batches, multiplier: float, per_row: int) -> tuple[int, ...]:
-    """Return the records of each batch, with ``per_row`` records for each summed row.
-
-    ``multiplier`` is the noise multiplier of a batch. ParameterError if one would be too small or too large.
-    """
-    if isinstance(batches, int):
-        require_count("batches", batches)
-        if batches > _MOST_BATCHES:
-            raise ParameterError(f"batches must be at most {_MOST_BATCHES}, not {batches}")
-        whole, rest = divmod(records, batches)
-        sizes = (*[whole + 1] * rest, *[whole] * (batches - rest))
-    elif isinstance(batches, GrowingBatches):
-        sizes = planned_batches(records, batches, multiplier, per_row)
-    else:
-        sizes = tuple(batches)
-        for size in sizes:
-            require_count("batches", size)
-        if sum(sizes) != records:
-            raise ParameterError(f"batches hold {sum(sizes)} records together, not {records}")
-    least = 2 * per_row
-    if min(sizes) < least:
-        raise ParameterError(f"{records} records do not fill {len(sizes)} batches of at least {least}")
-    if max(sizes) > MAX_RECORDS:
-        needed = math.ceil(records / MAX_RECORDS)
-        raise ParameterError(
-            f"a batch would hold {max(sizes)} records, but at most {MAX_RECORDS} are allowed: "
-            f"take {needed} batches or more"
-        )
-    return sizes
-
-
 _MOST_DIM = 2**13
 FACTORS = tuple(2 ** (i / 2) for i in range(-6, 7))
 """Epsilons and records of a forecast's curves, as multiples of the given ones."""
@@ -131,6 +106,7 @@ def forecast(
     public_radius: bool = False,
     route: Route | None = None,
     per_row: int = 1,
+    only_full: bool = False,
 ) -> Forecast:
     """Forecast noise and attainable errors; pure, and free of charge.
 
@@ -147,6 +123,7 @@ def forecast(
     public_radius : True with a public clip radius: no share is spent on a search.
     route : by default block above 512 features, as the default estimator decides.
     per_row : records for each summed row: 2 with ``centering = "pairs"``.
+    only_full : True if batches of an estimator's options wait until they are full.
     """
     for name, value in (("dim", dim), ("rank", rank), ("records", records), ("per_row", per_row)):
         require_count(name, value)
@@ -168,32 +145,17 @@ def forecast(
     except ValueError as error:
         raise ParameterError(f"epsilon = {epsilon:g} and delta = {delta:g} cannot be charged") from error
     route = route or ("block" if dim > MAX_COVARIANCE_DIM else "covariance")
-    law = _Noise(dim, delta, contributions, tail, public_radius, route, per_row)
+    law = _Noise(dim, delta, contributions, tail, public_radius, route, per_row, only_full)
     try:
-        sizes = checked_batches(records, batches, multiplier, per_row)
+        sizes = law.checked(records, batches, multiplier)
         shares = law.shares(sizes, multiplier)
     except OverflowError:
         raise ParameterError(
             f"epsilon = {epsilon:g} and delta = {delta:g} need more noise than a float holds"
         ) from None
-    found = Forecast(
-        dim,
-        rank,
-        records,
-        epsilon,
-        delta,
-        contributions,
-        tail,
-        route,
-        sizes,
-        shares,
-        multiplier,
-        1 / multiplier,
-        charge,
-        law.entry(sizes, multiplier),
-        law.by_epsilon(records, batches, epsilon),
-        law.by_records(records, batches, multiplier),
-    )
+    known = (dim, rank, records, epsilon, delta, contributions, tail, route, sizes, shares, multiplier)
+    curves = law.by_epsilon(records, batches, epsilon), law.by_records(records, batches, multiplier)
+    found = Forecast(*known, 1 / multiplier, charge, law.entry(sizes, multiplier), *curves)
     return replace(found, warnings=_warnings(found))
 
 
@@ -208,11 +170,42 @@ class _Noise:
     public_radius: bool
     route: Route
     per_row: int
+    only_full: bool
 
     def shares(self, sizes: Sequence[int], multiplier: float) -> Shares:
         if self.public_radius:
             return Shares.from_one_sum(sizes, multiplier)
         return Shares.from_batches(self.dim, sizes, multiplier)
+
+    def checked(self, records: int, batches: Batches, multiplier: float) -> tuple[int, ...]:
+        """Return the records of each batch; ParameterError if one would be too small or too large.
+
+        ``multiplier`` is the noise multiplier of a batch.
+        """
+        if isinstance(batches, int):
+            require_count("batches", batches)
+            if batches > _MOST_BATCHES:
+                raise ParameterError(f"batches must be at most {_MOST_BATCHES}, not {batches}")
+            whole, rest = divmod(records, batches)
+            sizes = (*[whole + 1] * rest, *[whole] * (batches - rest))
+        elif isinstance(batches, GrowingBatches):
+            sizes = planned_batches(records, batches, multiplier, self.per_row, self.only_full)
+        else:
+            sizes = tuple(batches)
+            for size in sizes:
+                require_count("batches", size)
+            if sum(sizes) != records:
+                raise ParameterError(f"batches hold {sum(sizes)} records together, not {records}")
+        least = 2 * self.per_row
+        if min(sizes) < least:
+            raise ParameterError(f"{records} records do not fill {len(sizes)} batches of at least {least}")
+        if max(sizes) > MAX_RECORDS:
+            needed = math.ceil(records / MAX_RECORDS)
+            raise ParameterError(
+                f"a batch would hold {max(sizes)} records, but at most {MAX_RECORDS} are allowed: "
+                f"take {needed} batches or more"
+            )
+        return sizes
 
     def entry(self, sizes: Sequence[int], multiplier: float) -> float:
         shares = self.shares(sizes, multiplier)
@@ -233,7 +226,7 @@ class _Noise:
 
         def noise(value: float) -> float:
             multiplier = least_multiplier(value, self.delta, self.contributions)
-            return self.entry(checked_batches(records, batches, multiplier, self.per_row), multiplier)
+            return self.entry(self.checked(records, batches, multiplier), multiplier)
 
         return _points([epsilon * factor for factor in FACTORS], noise)
 
@@ -244,7 +237,7 @@ class _Noise:
             if count > MOST_RECORDS:
                 raise ParameterError("too many records")
             other = resized_batches(batches, records, count)
-            return self.entry(checked_batches(count, other, multiplier, self.per_row), multiplier)
+            return self.entry(self.checked(count, other, multiplier), multiplier)
 
         counts = [round(records * factor) // self.per_row * self.per_row for factor in FACTORS]
         return _points(counts, noise)
@@ -269,6 +262,8 @@ def _points(values: Sequence[N], noise: Callable[[N], float]) -> tuple[tuple[N, 
 def _warnings(f: Forecast) -> tuple[str, ...]:
     """Name doubtful parameters, one line each."""
     found = guarantee_warnings(float(f.charge.epsilon), f.delta, f.records)
+    if left := f.records - sum(f.batches):
+        found.append(f"the last {left:,} records do not fill a batch: they are not learned from")
     if f.contributions > len(f.batches):
         found.append(
             f"contributions = {f.contributions} is above the number of batches, {len(f.batches)}: "
@@ -285,12 +280,17 @@ def _warnings(f: Forecast) -> tuple[str, ...]:
 
 
 def forecast_estimator(
-    estimator: Estimator[Any, Any], records: int, *, batches: Batches | None = None, tail: float = 1.0
+    estimator: Estimator[Any, Any],
+    records: int,
+    *,
+    batches: Batches | None = None,
+    tail: float = 1.0,
+    only_full: bool = False,
 ) -> Forecast:
     """Forecast for a configured estimator, the default or one of its two routes.
 
-    ``batches`` are as for :func:`forecast`, by default those of its options. Raises ParameterError with one
-    line, also where no forecast is known for the estimator.
+    ``batches`` and ``only_full`` are as for :func:`forecast`, by default those of its options. Raises
+    ParameterError with one line, also where no forecast is known for the estimator.
     """
     routes: dict[str, Route | None] = {"adaptive": None, "analyze-gauss": "covariance", "block": "block"}
     name, options = estimator.info.id, estimator.options
@@ -302,18 +302,16 @@ def forecast_estimator(
             f'forecasts exist for vectors and factors, not for record_kind = "{preprocessing.kind}"'
         )
     route = routes[name] or getattr(estimator, "fixed_route", None)
+    privacy = estimator.privacy
     found = forecast(
-        estimator.dim,
-        estimator.k,
-        records,
-        estimator.privacy.epsilon,
-        estimator.privacy.delta,
+        *(estimator.dim, estimator.k, records, privacy.epsilon, privacy.delta),
         batches=options if batches is None else batches,
-        contributions=estimator.privacy.contributions,
+        contributions=privacy.contributions,
         tail=tail,
         public_radius=options.clip_radius is not None,
         route=route or "covariance",
         per_row=preprocessing.units,
+        only_full=only_full,
     )
     if estimator.diagnostics is None:
         return found

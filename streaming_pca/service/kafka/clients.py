@@ -349,23 +349,20 @@ def plain_producer(settings: KafkaSettings) -> KafkaProducer:
     )
 
 
-def first_offsets(
-    consumer: KafkaConsumer, partitions: Iterable[TopicPartition], timeout_ms: int
-) -> dict[TopicPartition, int]:
+Offsets = dict[TopicPartition, int]
+
+
+def first_offsets(consumer: KafkaConsumer, partitions: Iterable[TopicPartition], timeout_ms: int) -> Offsets:
     """Return the first offsets of partitions; raise KafkaError unless all are known."""
     return _offsets(consumer.beginning_offsets, partitions, timeout_ms)
 
 
-def last_offsets(
-    consumer: KafkaConsumer, partitions: Iterable[TopicPartition], timeout_ms: int
-) -> dict[TopicPartition, int]:
+def last_offsets(consumer: KafkaConsumer, partitions: Iterable[TopicPartition], timeout_ms: int) -> Offsets:
     """Return the end offsets of partitions; raise KafkaError unless all are known."""
     return _offsets(consumer.end_offsets, partitions, timeout_ms)
 
 
-def _offsets(
-    ask: Callable[..., dict[TopicPartition, int]], partitions: Iterable[TopicPartition], timeout_ms: int
-) -> dict[TopicPartition, int]:
+def _offsets(ask: Callable[..., Offsets], partitions: Iterable[TopicPartition], timeout_ms: int) -> Offsets:
     try:
         return {tp: int(offset) for tp, offset in ask(list(partitions), timeout_ms=timeout_ms).items()}
     except KeyError as error:

@@ -39,7 +39,11 @@ _NEXT = {
 
 
 class BooksAreWrong(AssertionError):
-    """Violation of a checked claim."""
+    """Violation of a checked claim, about the offsets [start, end) of a partition if ``place`` names them."""
+
+    def __init__(self, what: str, place: tuple[int, int, int] | None = None) -> None:
+        super().__init__(what)
+        self.place = place
 
 
 @dataclass(frozen=True)
@@ -94,9 +98,9 @@ class Counts:
     records_compared: int = 0
 
 
-def _claim(holds: bool, what: str) -> None:
+def _claim(holds: bool, what: str, place: tuple[int, int, int] | None = None) -> None:
     if not holds:
-        raise BooksAreWrong(what)
+        raise BooksAreWrong(what, place)
 
 
 # -- reading ---------------------------------------------------------------
@@ -375,7 +379,8 @@ def _check_ranges(facts: Facts, name: str, job: _Job) -> None:
             _claim(start == ends[p] < end, f"{where} is [{start}, {end}), the one before ends at {ends[p]}")
             ends[p] = end
             inside = [o for o in offsets[p] if start <= o < end]
-            _claim(len(inside) == r["count"], f"{where} counts {r['count']} of {len(inside)} records")
+            right = len(inside) == r["count"]
+            _claim(right, f"{where} counts {r['count']} of {len(inside)} records", (p, start, end))
             for offset in inside:
                 times[p][offset] += 1
     for p, of in times.items():

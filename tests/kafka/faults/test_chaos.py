@@ -34,6 +34,7 @@ from tests.kafka.faults.chaos_check import BooksAreWrong, Counts, Facts, Raw, ch
 from tests.kafka.faults.chaos_payloads import BAD, GOOD
 from tests.kafka.faults.chaos_producer import Load
 from tests.kafka.faults.chaos_worker import observed
+from tests.kafka.faults.stored import Stored, committed_offsets, stored_batches
 from tests.kafka.faulty_cluster import FaultyCluster
 from tests.kafka.stream import Stream
 from tests.kafka.three_brokers import revive
@@ -60,6 +61,8 @@ class Run:
     counts: Counts | BooksAreWrong
     seconds: float
     problems: tuple[str, ...]
+    stored: dict[int, dict[int, list[Stored]]]
+    """Batches of the input by partition and broker, from the files."""
 
 
 def make_streams(cluster: FaultyCluster, directory: Path) -> list[Stream]:
@@ -129,7 +132,11 @@ def run(
             counts = error
         seconds = time.monotonic() - started
         report = verify_ledger(streams[0].settings.kafka, "chaos")
-        yield Run(done, facts, counts, seconds, tuple(map(str, report.problems)))
+        stored = {
+            p: {n: list(stored_batches(cluster.log_directory(n, "chaos", p))) for n in cluster.nodes}
+            for p in range(PARTITIONS)
+        }
+        yield Run(done, facts, counts, seconds, tuple(map(str, report.problems)), stored)
     finally:
         for slot in slots:
             for worker in slot.workers:
@@ -245,12 +252,34 @@ def test_nothing_is_lost_doubled_or_out_of_order(run: Run, capsys: pytest.Captur
     with capsys.disabled():
         print(f"\nchaos, {run.seconds:.0f} s: {run.counts}\n{dict(run.done.counts)}")
     if isinstance(run.counts, BooksAreWrong):
+        if run.counts.place is not None:
+            run.counts.add_note(_story_of(run, *run.counts.place))
         raise run.counts
     assert run.problems == ()
 
 
 def test_nobody_ended_in_a_way_that_no_fault_excuses(run: Run) -> None:
     assert not run.done.problems, "\n\n".join(run.done.problems)
+
+
+def _story_of(run: Run, partition: int, start: int, end: int) -> str:
+    """Return what the brokers store of a range, and what the check read."""
+    read = [record.offset for record in run.facts.records[partition] if start <= record.offset < end]
+    stored = {
+        number: "; ".join(str(batch) for batch in batches if batch.first < end and batch.last >= start)
+        for number, batches in run.stored[partition].items()
+    }
+    return f"[{start}, {end}) of partition {partition}: the check read {read}, the brokers store {stored}"
+
+
+def test_the_check_reads_what_the_brokers_store(run: Run) -> None:
+    for partition, of_brokers in run.stored.items():
+        read = {record.offset for record in run.facts.records[partition]}
+        for number, batches in of_brokers.items():
+            wrong = sorted(read ^ committed_offsets(batches))
+            if wrong:
+                note = _story_of(run, partition, wrong[0], wrong[-1] + 1)
+                raise AssertionError(f"partition {partition} on broker {number}: {wrong}\n{note}")
 
 
 def test_there_was_work_and_there_were_faults(run: Run, chaos_seconds: float) -> None:
@@ -271,7 +300,7 @@ def test_there_was_work_and_there_were_faults(run: Run, chaos_seconds: float) ->
 
 
 def test_the_check_shares_no_code_with_the_package() -> None:
-    names = ("chaos_check", "chaos_payloads", "chaos_producer")
+    names = ("chaos_check", "chaos_payloads", "chaos_producer", "stored")
     allowed = set(sys.stdlib_module_names) | {"confluent_kafka", "numpy", "pyarrow"}
     for name in names:
         tree = ast.parse(Path(__file__).with_name(f"{name}.py").read_text())
