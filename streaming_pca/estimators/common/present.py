@@ -59,9 +59,8 @@ class RunningShare:
 
     def joined(self, later: Self, kept: float) -> Self:
         """Average another running share in, of later records alone."""
-        return (
-            self.averaged(later.value, math.sqrt(later.noise), later.weight, kept) if later.weight else self
-        )
+        found = (later.value, math.sqrt(later.noise), later.weight, kept)
+        return self.averaged(*found) if later.weight else self
 
 
 @dataclass(frozen=True)
@@ -186,6 +185,7 @@ def _outside(preprocessing: Preprocessing, block: Block) -> NDArray[np.float64]:
     """Return 1 for each record (pair) with a value beyond the bounds, else 0."""
     assert preprocessing.bounds is not None
     lower, upper = (np.asarray(bound, dtype=np.float64) for bound in preprocessing.bounds)
+    lower, upper = lower - 2.0**-24 * abs(lower), upper + 2.0**-24 * abs(upper)  # float32 rounds them
     block = block.packed()
     # NaN counts as within the bounds. A warning would reveal a value.
     with np.errstate(all="ignore"):

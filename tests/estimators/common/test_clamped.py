@@ -23,8 +23,8 @@ from tests.privacy.noise import ScriptedSampler, SeededSampler
 D = 3
 
 
-def bounded(centering: Any = "none", **more: Any) -> Preprocessing:
-    return Preprocessing(dim=D, kind=RecordKind.FACTOR, centering=centering, bounds=(-1.0, 1.0), **more)
+def bounded(centering: Any = "none", bound: float = 1.0) -> Preprocessing:
+    return Preprocessing(dim=D, kind=RecordKind.FACTOR, centering=centering, bounds=(-bound, bound))
 
 
 def counted(items: list[Any], preprocessing: Preprocessing) -> float:
@@ -53,6 +53,12 @@ CHANGED = {"above", "below", "two rows, one beyond", "huge"}
 def test_a_record_counts_once_if_any_of_its_values_is_beyond(name: str) -> None:
     with np.errstate(all="raise"):
         assert counted([INSIDE, ITEMS[name], INSIDE, BEYOND], bounded()) == (name in CHANGED) + 1
+
+
+@pytest.mark.parametrize("bound", [0.1, 0.7, 1 / 3, 1e6 + 0.03, 1e300])
+def test_a_value_at_a_bound_in_float32_is_within(bound: float) -> None:
+    at = np.array([[bound, -bound, 0.0]], dtype=np.float32 if bound < 1e38 else None).astype(np.float64)
+    assert counted([at, at * (1 + 2e-7), -at], bounded(bound=bound)) == 1
 
 
 @pytest.mark.parametrize("first", ["inside", "above"])
