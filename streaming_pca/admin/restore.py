@@ -187,11 +187,9 @@ def _check_newest(kafka: KafkaSettings, backup: Backup, ledger: Ledger, streams:
             for value in values:
                 digest = hashlib.sha256(value).hexdigest()
                 if digest not in known:
-                    _, number = published(topic, value)
-                    raise StreamRefused(
-                        f"topic {topic!r} has a release of batch {number} that the backup does not contain: "
-                        f"{_OLD}"
-                    )
+                    _, number = published(f"topic {topic!r}", value)
+                    what = f"topic {topic!r} has a release of batch {number} that the backup does not contain"
+                    raise StreamRefused(f"{what}: {_OLD}")
                 seen.add(digest)
     _check_groups(kafka, backup, ledger)
     return sum(e.topic_id == backup.topic_id and e.release_digest not in seen for e in released)

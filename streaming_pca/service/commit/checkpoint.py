@@ -149,7 +149,8 @@ class CheckpointWriter(LedgerWriter):
         with closing(LogReader(self._kafka, topic)) as reader:
             for messages in reader.backwards(end, patience, _FIRST_SPAN):
                 for message in messages:  # one at a time: a release can be large
-                    stream, number = published(topic, message.value or b"")
+                    where = f"topic {topic!r}, offset {message.offset}"
+                    stream, number = published(where, message.value or b"")
                     found, last = True, max(last, number if stream == self._stream.name else 0)
                 if found:
                     break
@@ -312,12 +313,13 @@ class CheckpointWriter(LedgerWriter):
             self._expect(sent.value.offset, entry)
 
 
-def published(topic: str, data: bytes) -> tuple[str, int]:
+def published(where: str, data: bytes) -> tuple[str, int]:
     """Return the stream and batch of a published release; raise StreamRefused for other messages."""
     try:
         release = Release.from_bytes(data)
     except ValueError as error:
-        raise StreamRefused(f"releases topic {topic!r}: {error}: another program writes to it") from None
+        repair = "stop the program that wrote it, and delete the messages up to it (`kafka-delete-records`)"
+        raise StreamRefused(f"{where}: {error}: {repair}") from None
     return release.stream, release.batch
 
 

@@ -251,3 +251,22 @@ def test_a_ledger_older_than_the_releases_is_refused(make_stream: Make) -> None:
     stream.write(stream.settings.stream.releases_topic, newer.to_bytes())
     assert "batch 7 was released, but the ledger ends at batch 1" in stream.start().refusal()
     assert len(stream.own(Reserved)) == 1
+
+
+def test_a_message_of_another_program_on_the_releases_topic_is_refused_with_its_repair(
+    make_stream: Make,
+) -> None:
+    stream = make_stream(**ENDLESS)
+    topic = stream.settings.stream.releases_topic
+    stream.produce_vectors(stream.vectors(60))
+    stream.run_until("batch 1 released")
+    stream.write(topic, b'{"temperature": 21.5}')
+    offset = stream.messages(topic)[-1].offset
+    line = stream.start().refusal()
+    assert f"topic '{topic}', offset {offset}: not a release" in line
+    assert "delete the messages up to it (`kafka-delete-records`)" in line
+
+    stream.delete_before({0: offset + 1}, "releases")
+    stream.produce_vectors(stream.vectors(60, seed=1))
+    stream.run_until("batch 2 released")
+    assert stream.releases()[0].batch == 2
