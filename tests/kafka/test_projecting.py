@@ -190,6 +190,7 @@ def test_workers_that_are_killed_or_suspended_neither_lose_nor_repeat(make_strea
 def test_a_worker_begins_after_a_first_transaction_that_was_aborted(
     make_stream: Make, start: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     stream = make_stream("aborted", partitions=2)
     output = f"{stream.settings.stream.name}-out"
     publish(stream, 1)

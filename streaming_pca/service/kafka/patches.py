@@ -36,7 +36,12 @@ from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.service.errors import without_traceback
 from streaming_pca.service.kafka.credentials import TokenRefused
 from streaming_pca.service.kafka.inflating import MOST_RECORD_BYTES, inflate
-from streaming_pca.service.kafka.record_batches import RecordBatch, UnreadableBatch, parse_batch
+from streaming_pca.service.kafka.record_batches import (
+    RecordBatch,
+    UnreadableBatch,
+    ended_transactions,
+    parse_batch,
+)
 
 log = logging.getLogger(__name__)
 
@@ -343,6 +348,7 @@ class RecordReader(Fetcher.PartitionRecords):  # type: ignore[misc]
     def __init__(self, *args: Any, most_bytes: int = MOST_RECORD_BYTES, **kwargs: Any) -> None:
         self._most_bytes = most_bytes
         self.inflated = 0  # bytes inflated for the last take
+        self._aborted: dict[int, bool] = {}  # by first offset, batches of ended transactions
         super().__init__(*args, **kwargs)
 
     def take(self, n: int | None = None) -> list[Any]:
@@ -375,9 +381,15 @@ class RecordReader(Fetcher.PartitionRecords):  # type: ignore[misc]
         after each record, and at the end after the last batch, `next_fetch_offset` is the offset to
         continue from.
         """
+        stop = None
+        if self.isolation_level:
+            self._aborted, stop = ended_transactions(records._buffer, self.fetch_offset)
         if self.shares_bytes:
             records = _Views(records._buffer)
         while (batch := records.next_batch()) is not None:
+            if batch.base_offset == stop:
+                self.next_fetch_offset = stop
+                break
             if self.check_crcs and not batch.validate_crc():
                 raise CorruptRecordError(f"{tp}: the batch at offset {batch.base_offset} fails its checksum")
             if batch.magic != 2:
@@ -399,7 +411,12 @@ class RecordReader(Fetcher.PartitionRecords):  # type: ignore[misc]
         self.drain()
 
     def _is_hidden(self, batch: Any) -> bool:
-        """Return whether a batch is a marker or, under read_committed, aborted."""
+        """Return whether a batch is a marker or, under read_committed, aborted.
+
+        A broker's list of aborted transactions may lack some: markers decide where the response has them.
+        """
+        if (is_aborted := self._aborted.get(batch.base_offset)) is not None:
+            return is_aborted
         if self.isolation_level and batch.has_producer_id():
             self._consume_aborted_transactions_up_to(batch.last_offset)
             if self._contains_abort_marker(batch):

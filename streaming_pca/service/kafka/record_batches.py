@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from struct import Struct
 from typing import NamedTuple
 
 from kafka.errors import CorruptRecordError, KafkaError
@@ -100,6 +101,36 @@ def count_of(batch: RecordBatch) -> tuple[int, int, int]:
 
 
 Octets = bytes | bytearray | memoryview
+_HEAD = Struct(">qi9xh20xq")  # of a batch: first offset, bytes after these, attributes, producer's id
+_IS_TRANSACTIONAL, _IS_CONTROL = 0x10, 0x20
+_MARKER_AT, _COMMIT = 69, 1  # place and value of a marker's type: the lengths before it take a byte each
+
+
+def ended_transactions(data: Octets, start: int) -> tuple[dict[int, bool], int | None]:
+    """Return which batches of a response are aborted, and the offset to stop at.
+
+    The response is of offset ``start`` and later ones. The keys are first offsets of transactional batches
+    with the marker of their end in it. A reader stops before the first other batch: the response from there
+    on has more room for its marker. But if the response starts with such a batch, of a longer transaction, it
+    stops before the first one in the second half of the bytes.
+    """
+    aborted: dict[int, bool] = {}
+    unended: dict[int, list[tuple[int, int]]] = {}  # places and first offsets of batches, by producer
+    at, size = 0, len(data)
+    while at + _MARKER_AT < size:
+        first, length, attributes, producer = _HEAD.unpack_from(data, at)
+        if attributes & _IS_CONTROL:
+            is_abort = data[at + _MARKER_AT] != _COMMIT
+            aborted.update((offset, is_abort) for _, offset in unended.pop(producer, ()))
+        elif attributes & _IS_TRANSACTIONAL:
+            unended.setdefault(producer, []).append((at, first))
+        at += 12 + max(length, 0)
+    others = sorted(batch for batches in unended.values() for batch in batches)
+    if others and others[0][1] <= start:
+        others = [(place, first) for place, first in others if 2 * place >= size]
+    return aborted, others[0][1] if others else None
+
+
 _Body = tuple[int, bytes | None, bytes | None, Sequence[tuple[str, bytes | None]]]
 _NULL: _Body = (-1, None, None, ())
 

@@ -142,6 +142,8 @@ def test_aborted_batches_are_hidden(codec: str) -> None:
     data = compressed(codec, some_records(50), attributes=0x10, producer=(7, 0, 0))
     data += compressed(codec, some_records(50), base=50, attributes=0x10, producer=(8, 0, 0))
     data += batch([marker], base=100, attributes=0x30, producer=(7, 0, 0))
+    end = record(b"\0\0\0\0\0\0", key=b"\0\0\0\1")
+    data += batch([end], base=101, attributes=0x30, producer=(8, 0, 0))
     found = read(data, isolation_level=1, aborted_transactions=[Aborted(7, 0)])
     assert [each.offset for each in found] == list(range(50, 100))
     assert len(read(data)) == 100

@@ -119,11 +119,14 @@ def test_aborted_and_control_batches_are_hidden() -> None:
     data += batch([record(LARGE, key=b"k")] * 5, base=5, attributes=0x10, producer=other)
     data += batch([marker], base=10, attributes=0x30, producer=own)
     data += batch([record(LARGE)] * 5, base=11, attributes=0x10, producer=own)
+    commit = record(b"\0\0\0\0\0\0", key=b"\0\0\0\1")
+    data += batch([commit], base=16, attributes=0x30, producer=own)
+    data += batch([commit], base=17, attributes=0x30, producer=other)
     found = read(data, isolation_level=1, aborted_transactions=[Aborted(7, 0)])
     assert [each.offset for each in found] == [*range(5, 10), *range(11, 16)]
     # No broker writes a large control batch, but it is hidden all the same.
     control = [record(LARGE, key=LARGE, headers=[(b"a", b"b")])] * 4
-    data += batch(control, base=16, attributes=0x30, producer=own)
+    data += batch(control, base=18, attributes=0x30, producer=own)
     assert [each.offset for each in read(data)] == [*range(10), *range(11, 16)]
 
 
