@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streaming_pca.cli.common import (
-    ConfigOption,
-    JsonOption,
-    chosen_streams,
-    err,
-    fail,
-    log_step,
-    print_json,
-    say,
-)
+from streaming_pca.cli.common import ConfigOption, JsonOption, chosen_streams, err, log_step, print_json, say
 from streaming_pca.errors import UserError
 
 if TYPE_CHECKING:
@@ -158,4 +149,4 @@ def _problems_first() -> Iterator[None]:
     except BackupNotVerified as error:
         for problem in error.problems:
             say(f"problem: {problem}", err)
-        fail(error, 1)
+        raise

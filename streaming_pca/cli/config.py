@@ -55,18 +55,13 @@ def config_check(
 
     streaming-pca config check --config stream.toml --verbose[/]
     """
-    from streaming_pca.config.effective import (
-        describe_guarantee,
-        describe_stream,
-        process_settings,
-        stream_settings,
-    )
+    from streaming_pca.config import effective
     from streaming_pca.config.loading import load_streams
 
     loaded = load_streams(config, files=True)
-    common = process_settings(loaded[0])
+    common = effective.process_settings(loaded[0])
     streams = [
-        (describe_stream(settings.stream), stream_settings(settings, number))
+        (effective.describe_stream(settings.stream), effective.stream_settings(settings, number))
         for number, settings in enumerate(loaded)
     ]
     if broker:
@@ -99,7 +94,8 @@ def config_check(
         if len(loaded) > 1:
             say(f"stream {about['stream']}")
         pairs = settings.stream.centering == "pairs"
-        _print_stream(about, describe_guarantee(settings.stream), pairs=pairs, memory=verbose)
+        guarantee = effective.describe_guarantee(settings.stream)
+        _print_stream(about, guarantee, pairs=pairs, memory=verbose)
 
 
 @app.command("schema")

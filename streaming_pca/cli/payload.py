@@ -277,20 +277,17 @@ def _suggestions(path: Path, message: str | None) -> list[Suggestion]:
 
 
 def _fields_of(format_: str, data: bytes, message: str | None, where: str) -> list[Suggestion]:
+    from streaming_pca.data.features import suggesting
     from streaming_pca.data.features.protobuf_records import message_type
-    from streaming_pca.data.features.suggesting import (
-        fields_of_avro,
-        fields_of_json_schema,
-        fields_of_protobuf,
-    )
 
     if message is not None and format_ != "protobuf":
         raise UserError("--message needs a schema of Protobuf")
     try:
         if format_ == "protobuf":
-            return fields_of_protobuf(message_type(data, message))
+            return suggesting.fields_of_protobuf(message_type(data, message))
         schema = json.loads(data.decode("utf-8-sig"))
-        return fields_of_avro(schema) if format_ == "avro" else fields_of_json_schema(schema)
+        fields_of = suggesting.fields_of_avro if format_ == "avro" else suggesting.fields_of_json_schema
+        return fields_of(schema)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         text = first_line(error, None) if isinstance(error, ValueError) else "it is not a schema"
         if isinstance(error, json.JSONDecodeError):

@@ -56,8 +56,7 @@ def status(
 def dashboard(
     config: ConfigsOption,
     host: Annotated[
-        str,
-        typer.Option(help="Address to listen on; any but loopback needs a token or client certificates."),
+        str, typer.Option(help="Address to listen on; any but loopback needs a token or client certificates.")
     ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")

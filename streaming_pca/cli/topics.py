@@ -147,23 +147,17 @@ def topics_acls(
 
     [dim]Example: streaming-pca topics acls --config stream.toml --role worker --principal User:pca[/]
     """
-    from streaming_pca.admin.access import (
-        apply_permissions,
-        as_options,
-        choose_principal,
-        permissions,
-        topic_ids,
-    )
+    from streaming_pca.admin import access
 
     streams = chosen_streams(config, stream)
-    wanted = permissions(role, streams, output, topic_ids(role, streams))
-    user = choose_principal(principal, streams[0].kafka)
+    wanted = access.permissions(role, streams, output, access.topic_ids(role, streams))
+    user = access.choose_principal(principal, streams[0].kafka)
     if apply:
-        apply_permissions(streams[0].kafka, wanted, user)
+        access.apply_permissions(streams[0].kafka, wanted, user)
     elif as_json:
         print_json({"principal": user, "permissions": [asdict(each) for each in wanted]})
     else:
-        for line in as_options(wanted, user):
+        for line in access.as_options(wanted, user):
             print(line)
 
 

@@ -24,12 +24,7 @@ from streaming_pca.config.kafka import KafkaSettings, check_topic_name
 from streaming_pca.data.release import Release, stated_version, unreadable_text
 from streaming_pca.errors import UserError
 from streaming_pca.service.errors import NotPermitted, TopicError
-from streaming_pca.service.kafka.clients import (
-    BrokerUnreachable,
-    admin_client,
-    broker_failed,
-    reading_consumer,
-)
+from streaming_pca.service.kafka.clients import BrokerUnreachable, ask_broker, broker_failed, reading_consumer
 
 if TYPE_CHECKING:
     from streaming_pca.config.settings import Settings
@@ -75,7 +70,7 @@ class ReleaseReader:
         self._consumer = reading_consumer(kafka, topics=[topic])
         try:
             if 0 not in (self._consumer.partitions_for_topic(topic) or ()):
-                with closing(admin_client(kafka)) as admin:
+                with ask_broker(kafka, f"reading {topic} failed", "Read") as admin:
                     NotPermitted.check(admin.describe_topics([topic]))
                     # Only topics that this user may describe.
                     raise missing_releases(kafka, topic, admin.list_topics())
@@ -84,7 +79,7 @@ class ReleaseReader:
         except BaseException as error:
             self.close()
             if isinstance(error, KafkaError):
-                raise broker_failed(kafka, f"reading {topic} failed", error, "Read") from None
+                raise self._failed(error) from None
             raise
 
     def _offset(self, of: Callable[..., dict[TopicPartition, int]]) -> int:

@@ -10,14 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    Field,
-    PrivateAttr,
-    SecretStr,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, SecretStr, model_validator
 
 from streaming_pca.errors import UserError
 from streaming_pca.validation_errors import Table
@@ -26,7 +19,7 @@ T = TypeVar("T")
 _ADDRESS = re.compile(r"([A-Za-z_]+://)?(\[[0-9A-Fa-f:.%]+\]|[^\s\[\]:/]+)(:[0-9]{1,5})?")
 TOPIC_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,200}")
 """Names of streams and of their inputs."""
-TOPIC_RULE = "must be 1 to 200 letters, digits, '.', '_' or '-', and not '.' or '..'"
+_TOPIC_RULE = "must be 1 to 200 letters, digits, '.', '_' or '-', and not '.' or '..'"
 _OWN = ("kafka.ssl_certfile", "kafka.ssl_keyfile")
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 
@@ -65,12 +58,18 @@ class ClearText(str):
         return "'**********'"
 
 
+def check_topic(name: str) -> None:
+    """Raise ValueError for a name that no topic can have."""
+    if not TOPIC_NAME.fullmatch(name):
+        raise ValueError(_TOPIC_RULE)
+
+
 def check_topic_name(argument: str, name: Any) -> None:
     """Raise ValueError, naming the argument, for a name that no topic can have."""
     if not isinstance(name, str):
-        raise ValueError(f"{argument} {TOPIC_RULE}; this is of type {type(name).__name__}")
+        raise ValueError(f"{argument} {_TOPIC_RULE}; this is of type {type(name).__name__}")
     if not TOPIC_NAME.fullmatch(name):
-        raise ValueError(f"{argument} {TOPIC_RULE}; this is {name[:40]!r}{'...' * (len(name) > 40)}")
+        raise ValueError(f"{argument} {_TOPIC_RULE}; this is {name[:40]!r}{'...' * (len(name) > 40)}")
 
 
 def check_https(url: str, instead: str) -> None:

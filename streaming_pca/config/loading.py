@@ -46,8 +46,6 @@ def load_streams(path: Path, files: bool = False) -> tuple[Settings, ...]:
     ``STREAMING_PCA_STREAMS`` replaces the list ``[[streams]]``, as JSON. ``files``: check other files too.
     """
     tables = _read(path)
-    check_environment()
-    _refuse_secrets(path, tables)
     found, lines = _checked(path, tables, files)
     if lines:
         raise ConfigurationError(*lines)
@@ -62,8 +60,6 @@ def load_streams(path: Path, files: bool = False) -> tuple[Settings, ...]:
 def load_registry(path: Path, stream: str | None = None) -> tuple[RegistrySettings, str]:
     """Read the registry and a stream's subject from a file, which may lack features."""
     values = _read(path)
-    check_environment()
-    _refuse_secrets(path, values)
     table = values.get("registry", {})
     if not isinstance(table, dict):
         raise ConfigurationError(f"{path}: registry: must be a table")
@@ -138,9 +134,10 @@ def _refuse_outputs(where: str, streams: Sequence[StreamSettings]) -> None:
 
 
 def _read(path: Path) -> Tables:
+    """Read a file's tables; refuse secrets in them, and variables that cannot be read."""
     try:
         # Some editors write a byte order mark at the beginning.
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
@@ -150,6 +147,15 @@ def _read(path: Path) -> Tables:
     except ValueError as error:
         # Integers with thousands of digits do not raise a TOMLDecodeError.
         raise ConfigurationError(f"{path}: {_toml_problem(str(error))}") from None
+    check_environment()
+    for section, name in sorted(SECRETS):
+        if isinstance(tables.get(section), dict) and name in tables[section]:
+            what = "token" if section == "http" else "password"
+            raise ConfigurationError(
+                f"{path}: {section}.{name}: a {what} does not belong in this file: use "
+                f"{section}.{name}_file, or {variable_name((section, name))}"
+            )
+    return tables
 
 
 def _toml_problem(message: str) -> str:
@@ -163,16 +169,6 @@ def _toml_problem(message: str) -> str:
     if message.startswith("Cannot overwrite a value"):
         return f"{where}the setting is there twice: leave out one of them"
     return f"is not TOML: {message}"
-
-
-def _refuse_secrets(path: Path, values: Tables) -> None:
-    for section, name in sorted(SECRETS):
-        if isinstance(values.get(section), dict) and name in values[section]:
-            what = "token" if section == "http" else "password"
-            raise ConfigurationError(
-                f"{path}: {section}.{name}: a {what} does not belong in this file: use "
-                f"{section}.{name}_file, or {variable_name((section, name))}"
-            )
 
 
 def _checked(path: Path, tables: Tables, files: bool) -> tuple[list[Settings], list[str]]:

@@ -108,9 +108,8 @@ class StreamReader:
         estimator = stream.get("estimator", StreamSettings.model_fields["estimator"].default)
         options = stream.get("options", {})
         if estimator in ESTIMATORS and isinstance(options, dict):
-            for place, message in options_problems(
-                ESTIMATORS[estimator].options_type, parse_options(options)
-            ):
+            kind = ESTIMATORS[estimator].options_type
+            for place, message in options_problems(kind, parse_options(options)):
                 words = [f"options of {estimator}", *filter(None, [".".join(place)]), message]
                 yield (*OPTIONS, *place[:1]), ": ".join(words)
 

@@ -25,14 +25,7 @@ from pydantic import (
 
 from streaming_pca.config.features import read_schema, with_features
 from streaming_pca.config.http import HttpSettings
-from streaming_pca.config.kafka import (
-    TOPIC_NAME,
-    TOPIC_RULE,
-    ConfigurationError,
-    KafkaSettings,
-    Section,
-    checked,
-)
+from streaming_pca.config.kafka import ConfigurationError, KafkaSettings, Section, check_topic, checked
 from streaming_pca.config.registry import RegistrySettings
 from streaming_pca.config.spark import SparkSettings
 from streaming_pca.data.codec import FORMATS, OCTETS, Format, MediaType
@@ -127,11 +120,6 @@ class TraceSettings(Section):
     `http://localhost:4318`."""
 
 
-def _check_topic(name: str) -> None:
-    if not TOPIC_NAME.fullmatch(name):
-        raise ValueError(TOPIC_RULE)
-
-
 def _check_delta(delta: float) -> None:
     if 1 <= delta < math.inf:
         raise ValueError("must be below 1, or inf with private = false")
@@ -140,9 +128,9 @@ def _check_delta(delta: float) -> None:
 class StreamSettings(Section):
     """Stream: its input, its privacy guarantee, and its estimator."""
 
-    name: Annotated[str, checked(_check_topic)]
+    name: Annotated[str, checked(check_topic)]
     """Name of the stream, of its job in the ledger, and of its topics NAME.state and NAME.releases."""
-    input: Annotated[str, checked(_check_topic)]
+    input: Annotated[str, checked(check_topic)]
     """Topic to read; its ledger is the topic INPUT.ledger."""
     dim: int = Field(ge=1, le=2**13)
     """Number d of features."""

@@ -211,9 +211,7 @@ class SchemaRegistry:
                 f"subject {self._subject!r} has {len(versions)} versions, of {_MOST_VERSIONS} at most: "
                 "delete old ones permanently, or name another stream.subject"
             )
-        self._versions = {
-            version: self._versions[version] for version in versions if version in self._versions
-        }
+        self._versions = {each: self._versions[each] for each in versions if each in self._versions}
         # The newest known version shows whether versions were deleted permanently, their numbers reused.
         newest = max(self._versions, default=0)
         if newest and self._id_of(newest) != self._versions[newest]:

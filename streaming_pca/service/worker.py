@@ -21,14 +21,7 @@ from kafka.errors import KafkaError
 
 from streaming_pca.config.effective import doubts_of_settings
 from streaming_pca.config.settings import Settings
-from streaming_pca.estimators.kernel_cache import (
-    COMPILING,
-    FIRST,
-    are_cached,
-    compile_apart,
-    needs_first_alone,
-    stop,
-)
+from streaming_pca.estimators import kernel_cache
 from streaming_pca.kernels import load_compiler
 from streaming_pca.kernels.threads import use_threads
 from streaming_pca.service.commit.admission import StandbyCheck
@@ -296,7 +289,8 @@ class Worker:
         """
         use_threads(self._settings.worker.threads)
         streams = [stream.settings.stream for stream in self._streams]
-        await self._fill_cache({FIRST if needs_first_alone(each) else each.record_kind for each in streams})
+        first = {kernel_cache.FIRST if kernel_cache.needs_first_alone(s) else s.record_kind for s in streams}
+        await self._fill_cache(first)
         self.compiled.set()
         await asyncio.sleep(_REST_SECONDS)
         try:
@@ -306,19 +300,20 @@ class Worker:
             log.warning("kernels compile at their first use: %s", error)
 
     async def _fill_cache(self, kinds: Collection[str]) -> None:
-        if await self.executors.call(Pool.RECORDS, "looking for kernels", are_cached, kinds):
+        look = ("looking for kernels", kernel_cache.are_cached, kinds)
+        if await self.executors.call(Pool.RECORDS, *look):
             return
-        log.info("%s: up to half a minute of one core, longer on a busy machine", COMPILING)
-        started, compiler = time.monotonic(), compile_apart(kinds)
+        log.info("%s: up to half a minute of one core, longer on a busy machine", kernel_cache.COMPILING)
+        started, compiler = time.monotonic(), kernel_cache.compile_apart(kinds)
         try:
             # Polled, because no pool thread may be blocked by the second compilation.
             while (status := compiler.poll()) is None:
                 await asyncio.sleep(_COMPILING_POLL_SECONDS)
         finally:
-            stop(compiler)
+            kernel_cache.stop(compiler)
         if status:
             log.warning("the compiler ended with status %d: kernels compile at their first use", status)
-        elif not await self.executors.call(Pool.RECORDS, "looking for kernels", are_cached, kinds):
+        elif not await self.executors.call(Pool.RECORDS, *look):
             log.warning(
                 "the compiled kernels could not be saved: make room in numba's cache (NUMBA_CACHE_DIR); "
                 "until then every worker compiles them, at its start and at their first use"
@@ -425,9 +420,7 @@ class Worker:
 
 
 def run_worker(
-    settings: Sequence[Settings],
-    make_reader: ReaderFactory = PartitionReader,
-    site: Site | None = None,
+    settings: Sequence[Settings], make_reader: ReaderFactory = PartitionReader, site: Site | None = None
 ) -> int:
     """Run until SIGTERM, SIGINT, the end of all streams or their refusal.
 

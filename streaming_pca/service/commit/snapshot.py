@@ -8,12 +8,12 @@ faster than that, all is read again. So a snapshot shows one point of the ledger
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from streaming_pca.config.kafka import KafkaSettings
-from streaming_pca.privacy.ledger.entries import MalformedEntry, decode_entry
+from streaming_pca.privacy.ledger.entries import LedgerEntry, MalformedEntry, decode_entry
 from streaming_pca.privacy.ledger.ledger import Ledger
 from streaming_pca.service.commit.log_reader import LogReader, high_watermark
 from streaming_pca.service.commit.state_topic import PATIENCE_SECONDS, FoundState, find_state
@@ -72,13 +72,17 @@ def read_snapshot(
     )
 
 
-def replay(entries: Iterable[bytes], ledger: Ledger) -> Ledger:
-    """Apply entries to a ledger and return it; the verifier reports malformed ones."""
+def decoded(entries: Iterable[bytes]) -> Iterator[LedgerEntry]:
+    """Decode the valid entries; the verifier reports malformed ones."""
     for data in entries:
-        try:
-            ledger.apply(decode_entry(data))
-        except MalformedEntry:
-            continue
+        with suppress(MalformedEntry):
+            yield decode_entry(data)
+
+
+def replay(entries: Iterable[bytes], ledger: Ledger) -> Ledger:
+    """Apply the valid entries to a ledger and return it."""
+    for entry in decoded(entries):
+        ledger.apply(entry)
     return ledger
 
 

@@ -10,30 +10,16 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 
 from kafka.errors import KafkaError, TopicAuthorizationFailedError
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.errors import UserError
-from streaming_pca.privacy.ledger.entries import (
-    Committed,
-    LedgerEntry,
-    MalformedEntry,
-    Released,
-    Reserved,
-    decode_entry,
-)
-from streaming_pca.privacy.ledger.verify import (
-    Report,
-    StoredRelease,
-    StoredState,
-    summarise_release,
-    verify_log,
-)
+from streaming_pca.privacy.ledger.entries import Committed, Released, Reserved
+from streaming_pca.privacy.ledger.verify import Report, StoredState, summarise_release, verify_log
 from streaming_pca.service.commit.log_reader import whole_log
-from streaming_pca.service.commit.snapshot import Snapshot, read_messages, read_snapshot, read_topic
+from streaming_pca.service.commit.snapshot import Snapshot, decoded, read_messages, read_snapshot, read_topic
 from streaming_pca.service.commit.state_topic import FoundState, summarise
 from streaming_pca.service.errors import NotPermitted
 from streaming_pca.service.process_hardening import protect_process
@@ -51,13 +37,14 @@ def verify_ledger(kafka: KafkaSettings, topic: str, *, states: bool = True) -> R
             read = read_snapshot(kafka, reader, topic_id, _stored)
         else:
             read = Snapshot(tuple(read_messages(kafka, reader)), reader.position, {})
-        jobs = {e.job for e in _decoded(read.entries) if isinstance(e, Reserved)}
-        releases: list[StoredRelease] = []
-        for name in sorted(existing_topics(kafka, [f"{job}.releases" for job in jobs])):
-            found = read_topic(kafka, name)
-            releases += (summarise_release(data, f"{name}, offset {offset}") for offset, data in found)
+        jobs = {e.job for e in decoded(data for _, data in read.entries) if isinstance(e, Reserved)}
+        releases = [
+            summarise_release(data, f"{name}, offset {offset}")
+            for name in sorted(existing_topics(kafka, [f"{job}.releases" for job in jobs]))
+            for offset, data in read_topic(kafka, name)
+        ]
         # Workers continue: entries written since the snapshot account for later releases.
-        later = tuple(_decoded(read_messages(kafka, reader)))
+        later = tuple(decoded(data for _, data in read_messages(kafka, reader)))
     since = {e.release_digest for e in later if isinstance(e, Released)}
     known = [release for release in releases if release.digest not in since]
     committed = {e.state_digest for e in later if isinstance(e, Committed)}
@@ -88,13 +75,6 @@ def _stored(found: FoundState, digest: str) -> tuple[StoredState, str]:
         return summarise(found.data, found.users), found.last
     torn = "a chunk of its state is missing or was changed" if found.last == digest else ""
     return StoredState(found.last, problem=torn), found.last
-
-
-def _decoded(messages: Iterable[tuple[int, bytes]]) -> Iterator[LedgerEntry]:
-    """Decode the valid entries; the verifier reports other messages."""
-    for _, data in messages:
-        with suppress(MalformedEntry):
-            yield decode_entry(data)
 
 
 def main() -> None:

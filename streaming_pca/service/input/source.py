@@ -269,13 +269,11 @@ class Source:
         arrived = sum(self._available(end_offsets, p) for p in self._partitions)
         if arrived >= count:
             self._note_pairs = False
-            log.warning(
+            line = (
                 "%s: %d records wait for a batch of %d, which takes whole pairs of a partition's records "
-                '(centering = "pairs"): if no others come, lower options.n_records, or set max_wait_seconds',
-                self._topic,
-                arrived,
-                count,
+                '(centering = "pairs"): if no others come, lower options.n_records, or set max_wait_seconds'
             )
+            log.warning(line, self._topic, arrived, count)
 
     def _most(self, end_offsets: EndOffsets, partition: int) -> int:
         """Return the most records that end offsets can cover: one per unread offset."""

@@ -160,16 +160,13 @@ class _Examination:
             raise self._dead(f"the name {self._host!r} cannot be resolved ({reason})") from None
         try:
             return socket.create_connection((self._host, self._port), _STEP_SECONDS)
-        except ConnectionRefusedError:
-            raise self._dead(
-                f"{self._server} refuses connections: check the port, and that a broker runs there"
-            ) from None
-        except TimeoutError:
-            raise self._dead(
-                f"{self._server} does not answer: check the address, and firewalls in front of it"
-            ) from None
         except OSError as error:
-            raise self._dead(f"{self._server} cannot be reached ({error.strerror})") from None
+            fault = f"cannot be reached ({error.strerror})"
+            if isinstance(error, ConnectionRefusedError):
+                fault = "refuses connections: check the port, and that a broker runs there"
+            elif isinstance(error, TimeoutError):
+                fault = "does not answer: check the address, and firewalls in front of it"
+            raise self._dead(f"{self._server} {fault}") from None
 
     def _dead(self, text: str) -> Diagnosis:
         return Diagnosis(text, answers=False)
@@ -203,15 +200,10 @@ class _Examination:
                 f"{certificate} is for {', '.join(names) or 'no name'}, not for {self._host!r}: "
                 f"use a name of the certificate in {self._settings.argument}, or a certificate with this one"
             )
+        remedy = f"kafka.ssl_cafile = {str(cafile)!r} does not hold the authority that signed it"
         if cafile is None:
-            return (
-                f"{certificate} is not trusted ({error.verify_message}): "
-                "set kafka.ssl_cafile to the PEM file of the authority that signed it"
-            )
-        return (
-            f"{certificate} is not trusted ({error.verify_message}): "
-            f"kafka.ssl_cafile = {str(cafile)!r} does not hold the authority that signed it"
-        )
+            remedy = "set kafka.ssl_cafile to the PEM file of the authority that signed it"
+        return f"{certificate} is not trusted ({error.verify_message}): {remedy}"
 
     def _not_kafka(self, error: Exception) -> Diagnosis:
         """Return the reason for a closed connection or another protocol."""

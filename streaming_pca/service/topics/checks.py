@@ -137,14 +137,11 @@ def find_problems(
             yield from _topic_problems(kafka, stream, role, described[role], found[name], n_brokers)
         else:
             # Empty from the embedded broker, but also if an ACL denies DESCRIBE_CONFIGS.
-            yield Problem(
-                f"the configuration of topic {name!r}",
-                "",
-                "not returned by the broker",
-                "",
-                "allow DescribeConfigs on it (kafka.unchecked_topics = true is for the embedded broker only)",
-                fatal=not kafka.unchecked_topics,
+            what = f"the configuration of topic {name!r}"
+            fix = (
+                "allow DescribeConfigs on it (kafka.unchecked_topics = true is for the embedded broker only)"
             )
+            yield Problem(what, "", "not returned by the broker", "", fix, fatal=not kafka.unchecked_topics)
     if "ledger" in names:
         yield from _ledger_start_problems(admin, names["ledger"])
     yield from _broker_problems(admin, kafka)
@@ -247,26 +244,18 @@ def _ledger_start_problems(admin: KafkaAdminClient, name: str) -> Iterator[Probl
     tp = TopicPartition(name, 0)
     start = int(admin.list_partition_offsets({tp: OffsetSpec.EARLIEST})[tp].offset)
     if start > 0:
-        yield Problem(
-            f"topic {name!r}",
-            "its first offset",
-            str(start),
-            "0 (entries were deleted, so it is not known which records were charged)",
-            "delete the topic and restore its newest backup with `streaming-pca import`",
-        )
+        wanted = "0 (entries were deleted, so it is not known which records were charged)"
+        fix = "delete the topic and restore its newest backup with `streaming-pca import`"
+        yield Problem(f"topic {name!r}", "its first offset", str(start), wanted, fix)
 
 
 def _broker_problems(admin: KafkaAdminClient, kafka: KafkaSettings) -> Iterator[Problem]:
     broker, settings = broker_settings(admin)
     key, needed = "transaction.max.timeout.ms", kafka.transaction_timeout_ms
     if int(settings.get(key, needed)) < needed:
-        yield Problem(
-            f"broker {broker}",
-            key,
-            settings[key],
-            f"{needed} at least, which is kafka.transaction_timeout_ms",
-            f"set kafka.transaction_timeout_ms = {settings[key]}, or raise the broker's",
-        )
+        wanted = f"{needed} at least, which is kafka.transaction_timeout_ms"
+        fix = f"set kafka.transaction_timeout_ms = {settings[key]}, or raise the broker's"
+        yield Problem(f"broker {broker}", key, settings[key], wanted, fix)
     key = "auto.create.topics.enable"
     if settings.get(key, "false") != "false":
         because = "false (else a deleted topic is created again by itself, with the broker's defaults)"
