@@ -186,8 +186,7 @@ def _check_newest(kafka: KafkaSettings, backup: Backup, ledger: Ledger, streams:
         with closing(_committed(kafka, topic)) as values:
             for value in values:
                 digest = hashlib.sha256(value).hexdigest()
-                if digest not in known:
-                    _, number = published(f"topic {topic!r}", value)
+                if digest not in known and (number := published(f"topic {topic!r}", value, name)):
                     what = f"topic {topic!r} has a release of batch {number} that the backup does not contain"
                     raise StreamRefused(f"{what}: {_OLD}")
                 seen.add(digest)

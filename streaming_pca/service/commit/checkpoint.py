@@ -13,6 +13,7 @@ Why nothing is lost or charged twice: docs/explanation/exactly-once.md.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from typing import Any, NoReturn, cast
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import StreamSettings
-from streaming_pca.data.release import Release
+from streaming_pca.data.release import Release, stated_version, unreadable_text
 from streaming_pca.privacy.ledger.cap import BudgetExceeded
 from streaming_pca.privacy.ledger.entries import (
     Abandoned,
@@ -49,6 +50,7 @@ from streaming_pca.service.kafka.authorization import session_lost_by
 from streaming_pca.service.kafka.clients import transactional_producer
 from streaming_pca.service.kafka.transaction import Transaction, discard
 
+log = logging.getLogger(__name__)
 _FIRST_SPAN = 32  # number of last offsets that are searched first for a release; each publication takes two
 
 
@@ -119,10 +121,9 @@ class CheckpointWriter(LedgerWriter):
         return self._state
 
     def _close_states(self) -> None:
-        # Frees the reader's chunks: a state can be large.
-        states, self._state = self._state, None
-        if states is not None:
-            states.close()
+        if self._state is not None:
+            self._state.close()
+            self._state = None  # frees the reader's chunks: a state can be large
 
     def read_status(self) -> JobStatus:
         """Read the status for a leader that waits while it is paused; resuming fences that leader."""
@@ -150,8 +151,8 @@ class CheckpointWriter(LedgerWriter):
             for messages in reader.backwards(end, patience, _FIRST_SPAN):
                 for message in messages:  # one at a time: a release can be large
                     where = f"topic {topic!r}, offset {message.offset}"
-                    stream, number = published(where, message.value or b"")
-                    found, last = True, max(last, number if stream == self._stream.name else 0)
+                    number = published(where, message.value or b"", self._stream.name)
+                    found, last = found or number > 0, max(last, number)
                 if found:
                     break
         if last > batch:
@@ -313,14 +314,19 @@ class CheckpointWriter(LedgerWriter):
             self._expect(sent.value.offset, entry)
 
 
-def published(where: str, data: bytes) -> tuple[str, int]:
-    """Return the stream and batch of a published release; raise StreamRefused for other messages."""
+def published(where: str, data: bytes, stream: str) -> int:
+    """Return the batch of a stream's release, or 0 for another message, which is logged.
+
+    Raises StreamRefused for a release that cannot be read: it may be of any batch.
+    """
     try:
         release = Release.from_bytes(data)
     except ValueError as error:
-        repair = "stop the program that wrote it, and delete the messages up to it (`kafka-delete-records`)"
-        raise StreamRefused(f"{where}: {error}: {repair}") from None
-    return release.stream, release.batch
+        if version := stated_version(data):
+            raise StreamRefused(f"{where}: {unreadable_text(version, str(error))}") from None
+        log.warning("%s: %s: skipped. Which program wrote it?", where, error)
+        return 0
+    return release.batch if release.stream == stream else 0
 
 
 def open_ledger(kafka: KafkaSettings, entry: Opened, topic: str) -> Opened:

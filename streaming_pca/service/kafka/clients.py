@@ -68,6 +68,7 @@ class BrokerUnreachable(UserError):
         self.may_pass = may_pass
 
 
+Offsets = dict[TopicPartition, int]
 _LEAST_BOOTSTRAP_MS = 1500
 _NEVER_MS = 2**31 - 1
 _answered: dict[str, str] = {}  # bootstrap server that responded last, by list of servers
@@ -347,9 +348,6 @@ def plain_producer(settings: KafkaSettings) -> KafkaProducer:
         max_block_ms=60_000,
         max_request_size=MAX_MESSAGE_BYTES,
     )
-
-
-Offsets = dict[TopicPartition, int]
 
 
 def first_offsets(consumer: KafkaConsumer, partitions: Iterable[TopicPartition], timeout_ms: int) -> Offsets:

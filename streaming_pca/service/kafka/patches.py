@@ -34,14 +34,10 @@ from kafka.record.memory_records import MemoryRecords
 
 from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.service.errors import without_traceback
+from streaming_pca.service.kafka import record_batches
 from streaming_pca.service.kafka.credentials import TokenRefused
 from streaming_pca.service.kafka.inflating import MOST_RECORD_BYTES, inflate
-from streaming_pca.service.kafka.record_batches import (
-    RecordBatch,
-    UnreadableBatch,
-    ended_transactions,
-    parse_batch,
-)
+from streaming_pca.service.kafka.record_batches import RecordBatch, UnreadableBatch, parse_batch
 
 log = logging.getLogger(__name__)
 
@@ -383,7 +379,7 @@ class RecordReader(Fetcher.PartitionRecords):  # type: ignore[misc]
         """
         stop = None
         if self.isolation_level:
-            self._aborted, stop = ended_transactions(records._buffer, self.fetch_offset)
+            self._aborted, stop = record_batches.ended_transactions(records._buffer)
         if self.shares_bytes:
             records = _Views(records._buffer)
         while (batch := records.next_batch()) is not None:

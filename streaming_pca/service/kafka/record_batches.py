@@ -101,34 +101,33 @@ def count_of(batch: RecordBatch) -> tuple[int, int, int]:
 
 
 Octets = bytes | bytearray | memoryview
-_HEAD = Struct(">qi9xh20xq")  # of a batch: first offset, bytes after these, attributes, producer's id
-_IS_TRANSACTIONAL, _IS_CONTROL = 0x10, 0x20
-_MARKER_AT, _COMMIT = 69, 1  # place and value of a marker's type: the lengths before it take a byte each
+_HEAD = Struct(">qi4xb4xh20xq")  # of a batch: first offset, bytes after these, format, attributes, producer
+_HEAD_BYTES, _IS_TRANSACTIONAL, _IS_CONTROL, _IS_COMMIT = 61, 0x10, 0x20, 1
+_MARKER_AT = 69  # place of a marker's type: the lengths before it take a byte each
 
 
-def ended_transactions(data: Octets, start: int) -> tuple[dict[int, bool], int | None]:
+def ended_transactions(data: Octets) -> tuple[dict[int, bool], int | None]:
     """Return which batches of a response are aborted, and the offset to stop at.
 
-    The response is of offset ``start`` and later ones. The keys are first offsets of transactional batches
-    with the marker of their end in it. A reader stops before the first other batch: the response from there
-    on has more room for its marker. But if the response starts with such a batch, of a longer transaction, it
-    stops before the first one in the second half of the bytes.
+    The keys are first offsets of transactional batches with the marker of their end in the response. A reader
+    stops before the first other batch: a response from there on has more room for its marker. Batches that
+    begin in the first eighth of the bytes do not count, so that a reader of long transactions advances.
     """
     aborted: dict[int, bool] = {}
     unended: dict[int, list[tuple[int, int]]] = {}  # places and first offsets of batches, by producer
     at, size = 0, len(data)
-    while at + _MARKER_AT < size:
-        first, length, attributes, producer = _HEAD.unpack_from(data, at)
-        if attributes & _IS_CONTROL:
-            is_abort = data[at + _MARKER_AT] != _COMMIT
+    while at + _HEAD_BYTES <= size:
+        first, length, magic, attributes, producer = _HEAD.unpack_from(data, at)
+        if magic != 2 or length < 0:
+            break
+        if attributes & _IS_CONTROL and at + _MARKER_AT < size:
+            is_abort = data[at + _MARKER_AT] != _IS_COMMIT
             aborted.update((offset, is_abort) for _, offset in unended.pop(producer, ()))
         elif attributes & _IS_TRANSACTIONAL:
             unended.setdefault(producer, []).append((at, first))
-        at += 12 + max(length, 0)
-    others = sorted(batch for batches in unended.values() for batch in batches)
-    if others and others[0][1] <= start:
-        others = [(place, first) for place, first in others if 2 * place >= size]
-    return aborted, others[0][1] if others else None
+        at += 12 + length
+    late = [offset for batches in unended.values() for place, offset in batches if 8 * place >= size]
+    return aborted, min(late, default=None)
 
 
 _Body = tuple[int, bytes | None, bytes | None, Sequence[tuple[str, bytes | None]]]
