@@ -140,7 +140,7 @@ def test_a_plane_that_a_large_mean_has_spoilt_is_not_passed_off_as_good(d: int) 
 def test_batches_too_small_for_a_mean_do_not_spoil_later_ones(
     given: dict[str, Any], sizes: tuple[int, ...]
 ) -> None:
-    pca = PrivatePCA(1, **given)
+    pca = PrivatePCA(1, random_state=0, **given)
     X = records(sum(sizes), mean=10.0, d=5, leading=(4.0,))
     with warnings.catch_warnings(), replace_noise_sampler(SeededSampler()):
         warnings.simplefilter("ignore")

@@ -9,13 +9,7 @@ from typing import Any
 
 from streaming_pca.data.features.avro.records import AvroRecords
 from streaming_pca.data.features.protobuf_records import ProtobufRecords
-from streaming_pca.data.features.records import (
-    REGISTERED_BYTES,
-    Path,
-    PublicSchema,
-    Schemas,
-    path_tree,
-)
+from streaming_pca.data.features.records import REGISTERED_BYTES, Path, PublicSchema, Schemas, path_tree
 from streaming_pca.data.payloads import MalformedPayload
 from streaming_pca.text import first_line
 

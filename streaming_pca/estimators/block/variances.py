@@ -171,6 +171,17 @@ def relative_tail(found: NormDistribution | None, total: float) -> Matrix:
     return np.minimum(np.where(np.isfinite(beyond), beyond, 0.0), 1.0)
 
 
+def _normal_excess(first: Matrix, caps: Matrix) -> Matrix:
+    """Return normal numbers' E (x^2 - c)+, (3, n), from first layers' means, (n,)."""
+    variance, above, erfc = first, np.zeros(caps.shape), np.vectorize(math.erfc, otypes=[float])
+    for _ in range(30):
+        variance = np.clip(first + above[0], 1e-6 * caps[0], 4 * caps[0])
+        ends = np.sqrt(caps / variance)
+        density = math.sqrt(2 / math.pi) * np.exp(-(ends**2) / 2)
+        above = variance * (ends * density + (1 - ends**2) * erfc(ends / math.sqrt(2)))
+    return np.maximum(above, 0.0)
+
+
 def measure_variances(
     batch: Batch,
     preprocessing: Preprocessing,
@@ -211,8 +222,10 @@ def measure_variances(
         noise[layer] = sigma * unit
     values = np.maximum(found[0], 0.0)
     variances, hidden = noise[0] ** 2, np.zeros(len(scales))
+    # Scales from a few clipped records may be a tenth of the variances: then layers hold more than usual.
+    normal = _normal_excess(values, caps)
     for layer, usual in enumerate(_ABOVE + tail[:-1] - tail[1:], 1):
-        expected = usual * values
+        expected = np.maximum(usual * values, normal[layer - 1] - normal[layer])
         spread = (2 * expected) ** 2
         gain = spread / np.maximum(spread + noise[layer] ** 2, 1e-300)
         # A layer above twice its usual part, beyond noise, counts as measured.
@@ -221,7 +234,7 @@ def measure_variances(
         variances = variances + gain * gain * noise[layer] ** 2
         hidden = hidden + np.where(gain < 1, spread * (1 - gain) ** 2, 0.0)
     # The part above the last layer may be as large as that layer, noise included.
-    beyond = np.maximum(found[-1], 0.0) + 2 * tail[-1] * values
+    beyond = np.maximum(found[-1], 0.0) + 2 * tail[-1] * values + normal[-1]
     # If that layer is full of records, their reach is unknown.
     beyond = np.where(found[-1] - 2 * noise[-1] > _FULL * depths[-1], np.inf, beyond)
     beyond = np.minimum(beyond, _LARGEST * np.maximum(values, 1e-300))

@@ -26,14 +26,7 @@ from streaming_pca.data.features.avro.values import (
     skip_long,
     skip_sized,
 )
-from streaming_pca.data.features.records import (
-    NOTHING,
-    REGISTERED_BYTES,
-    Node,
-    Path,
-    is_index,
-    path_tree,
-)
+from streaming_pca.data.features.records import NOTHING, REGISTERED_BYTES, Node, Path, is_index, path_tree
 from streaming_pca.data.payloads import MalformedPayload
 from streaming_pca.text import first_line
 
