@@ -64,7 +64,7 @@ def test_bad_arguments_get_one_line_and_a_status(
 
 
 def test_readers_are_compared_on_a_real_broker(kafka_bootstrap: str, tmp_path: Path) -> None:
-    plan = ingest.Plan(batch=8192, batches=1, repeats=1, estimator="block", options={})
+    plan = ingest.Plan(batch=32_768, batches=1, repeats=1, estimator="block", options={})
     (row,) = ingest.measure(kafka_bootstrap, tmp_path, plan, rows_per_message=256)
     assert row["message_bytes"] == 256 * 1024
     assert row["worker_to_bare_consumer"] > 0

@@ -110,8 +110,8 @@ def ended_transactions(data: Octets) -> tuple[dict[int, bool], int | None]:
     """Return which batches of a response are aborted, and the offset to stop at.
 
     The keys are first offsets of transactional batches with the marker of their end in the response. A reader
-    stops before the first other batch: a response from there on has more room for its marker. Batches that
-    begin in the first eighth of the bytes do not count, so that a reader of long transactions advances.
+    stops before the first other transaction: a response from there on has more room for its marker. Those
+    that begin in the first eighth of the bytes do not count, so that a reader of long ones advances.
     """
     aborted: dict[int, bool] = {}
     unended: dict[int, list[tuple[int, int]]] = {}  # places and first offsets of batches, by producer
@@ -120,14 +120,15 @@ def ended_transactions(data: Octets) -> tuple[dict[int, bool], int | None]:
         first, length, magic, attributes, producer = _HEAD.unpack_from(data, at)
         if magic != 2 or length < 0:
             break
-        if attributes & _IS_CONTROL and at + _MARKER_AT < size:
-            is_abort = data[at + _MARKER_AT] != _IS_COMMIT
-            aborted.update((offset, is_abort) for _, offset in unended.pop(producer, ()))
+        if attributes & _IS_CONTROL:
+            if _MARKER_AT < min(12 + length, size - at):
+                is_abort = data[at + _MARKER_AT] != _IS_COMMIT
+                aborted.update((offset, is_abort) for _, offset in unended.pop(producer, ()))
         elif attributes & _IS_TRANSACTIONAL:
             unended.setdefault(producer, []).append((at, first))
         at += 12 + length
-    late = [offset for batches in unended.values() for place, offset in batches if 8 * place >= size]
-    return aborted, min(late, default=None)
+    begun = [batches[0] for batches in unended.values()]
+    return aborted, min((offset for place, offset in begun if 8 * place >= size), default=None)
 
 
 _Body = tuple[int, bytes | None, bytes | None, Sequence[tuple[str, bytes | None]]]

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from kafka.errors import KafkaError
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.service.kafka.clients import reading_consumer
@@ -55,11 +56,15 @@ def log(three_brokers: FaultyCluster) -> Iterator[Log]:
     with KafkaAdminClient(bootstrap_servers=cluster.bootstrap) as admin:
 
         def leader() -> int:
-            return int(admin.describe_topics([topic])[0]["partitions"][0]["leader_id"])
+            try:
+                return int(admin.describe_topics([topic])[0]["partitions"][0]["leader_id"])
+            except KafkaError:  # of a node that was killed
+                return -1
 
-        admin.create_topics({topic: {"num_partitions": 1, "replication_factor": 3}})
+        configs = {"index.interval.bytes": "4096"}  # Apache Kafka's default
+        admin.create_topics({topic: {"num_partitions": 1, "replication_factor": 3, "configs": configs}})
         cluster.wait_until_whole()
-        first = leader()
+        first = wait_for("a leader", lambda: max(leader(), 0))
         cluster.kill(first)
         wait_for("another leader", lambda: leader() not in (first, -1))
         made = [

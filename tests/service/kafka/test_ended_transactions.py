@@ -25,6 +25,13 @@ def marker(base: int, producer: int, kind: int) -> bytes:
     return batch([record(b"\0\0\0\0\0\0", key=key)], base=base, attributes=0x30, producer=(producer, 0, 0))
 
 
+def emptied(producer: int) -> bytes:
+    """Return a marker without its record, after its first offset, as a cleaner leaves data batches."""
+    head = bytearray(marker(0, producer, ABORT)[8:61])
+    head[:4] = (49).to_bytes(4, "big")
+    return bytes(head)
+
+
 def data(base: int, count: int, producer: int | None, size: int = 50) -> bytes:
     how: dict[str, Any] = {"attributes": 0x10, "producer": (producer, 0, 0)} if producer else {}
     return batch([record(b"v" * size, i) for i in range(count)], base=base, **how)
@@ -104,7 +111,9 @@ CASES = {
     "a marker alone": (marker(0, 7, ABORT) + marker(1, 7, ABORT), {}, None),
     "open after others": (data(0, 3, None) + data(3, 2, 7), {}, 3),
     "open from the start": (data(0, 3, 7) + data(3, 2, None), {}, None),
-    "open from the start, and later": (data(0, 3, 7) + data(3, 3, 7), {}, 3),
+    "open from the start, and later": (data(0, 3, 7) + data(3, 3, 7), {}, None),
+    "open from the start, another later": (data(0, 3, 7) + data(3, 3, 8), {}, 3),
+    "an emptied marker": (data(0, 3, None) + marker(3, 7, ABORT)[:8] + emptied(7) + data(4, 3, 7), {}, 4),
     "open within the first eighth": (
         data(0, 1, None, 1) + data(1, 1, 7, 1) + data(2, 9, None, LARGE),
         {},
