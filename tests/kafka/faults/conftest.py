@@ -46,7 +46,7 @@ def three_brokers(
 ) -> Iterator[FaultyCluster]:
     """Yield three brokers, each with a second address for the link (`test_slow_link.py`)."""
     more = _CLUSTER_SETTINGS + LISTENERS.format(near=NEAR, far=FAR, behind=BEHIND, first_digits=first_digits)
-    # Otherwise a broker's list of aborted transactions can be too short for librdkafka, which checks read with:
+    # Otherwise a broker's list of aborted transactions can be too short for librdkafka, the reader of checks:
     # the chaos loop saw that (test_aborted_records.py has the fault in a topic of its own).
     more += "log.index.interval.bytes=2147483647\n"
     with ExitStack() as stack:
