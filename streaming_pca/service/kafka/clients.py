@@ -68,7 +68,7 @@ class BrokerUnreachable(UserError):
         self.may_pass = may_pass
 
 
-Offsets = dict[TopicPartition, int]
+TpOffsets = dict[TopicPartition, int]
 _LEAST_BOOTSTRAP_MS = 1500
 _NEVER_MS = 2**31 - 1
 _answered: dict[str, str] = {}  # bootstrap server that responded last, by list of servers
@@ -350,19 +350,19 @@ def plain_producer(settings: KafkaSettings) -> KafkaProducer:
     )
 
 
-def first_offsets(consumer: KafkaConsumer, partitions: Iterable[TopicPartition], timeout_ms: int) -> Offsets:
+def first_offsets(consumer: KafkaConsumer, tps: Iterable[TopicPartition], timeout_ms: int) -> TpOffsets:
     """Return the first offsets of partitions; raise KafkaError unless all are known."""
-    return _offsets(consumer.beginning_offsets, partitions, timeout_ms)
+    return _offsets(consumer.beginning_offsets, tps, timeout_ms)
 
 
-def last_offsets(consumer: KafkaConsumer, partitions: Iterable[TopicPartition], timeout_ms: int) -> Offsets:
+def last_offsets(consumer: KafkaConsumer, tps: Iterable[TopicPartition], timeout_ms: int) -> TpOffsets:
     """Return the end offsets of partitions; raise KafkaError unless all are known."""
-    return _offsets(consumer.end_offsets, partitions, timeout_ms)
+    return _offsets(consumer.end_offsets, tps, timeout_ms)
 
 
-def _offsets(ask: Callable[..., Offsets], partitions: Iterable[TopicPartition], timeout_ms: int) -> Offsets:
+def _offsets(ask: Callable[..., TpOffsets], tps: Iterable[TopicPartition], timeout_ms: int) -> TpOffsets:
     try:
-        return {tp: int(offset) for tp, offset in ask(list(partitions), timeout_ms=timeout_ms).items()}
+        return {tp: int(offset) for tp, offset in ask(list(tps), timeout_ms=timeout_ms).items()}
     except KeyError as error:
         # kafka-python 3.0.12 queries the known leaders and omits the other partitions.
         raise LeaderNotAvailableError(f"{error.args[0]} has no known leader") from None

@@ -102,8 +102,8 @@ def count_of(batch: RecordBatch) -> tuple[int, int, int]:
 
 Octets = bytes | bytearray | memoryview
 _HEAD = Struct(">qi4xb4xh20xq")  # of a batch: first offset, bytes after these, format, attributes, producer
-_HEAD_BYTES, _IS_TRANSACTIONAL, _IS_CONTROL, _IS_COMMIT = 61, 0x10, 0x20, 1
-_MARKER_AT = 69  # place of a marker's type: the lengths before it take a byte each
+_HEAD_BYTES, _IS_TRANSACTIONAL, _IS_CONTROL = 61, 0x10, 0x20
+_MARKER_AT, _COMMIT = 69, 1  # place and value of a marker's type: the lengths before it take a byte each
 
 
 def ended_transactions(data: Octets) -> tuple[dict[int, bool], int | None]:
@@ -114,7 +114,7 @@ def ended_transactions(data: Octets) -> tuple[dict[int, bool], int | None]:
     that begin in the first eighth of the bytes do not count, so that a reader of long ones advances.
     """
     aborted: dict[int, bool] = {}
-    unended: dict[int, list[tuple[int, int]]] = {}  # places and first offsets of batches, by producer
+    unended: dict[int, tuple[int, list[int]]] = {}  # place and batches' first offsets, by producer
     at, size = 0, len(data)
     while at + _HEAD_BYTES <= size:
         first, length, magic, attributes, producer = _HEAD.unpack_from(data, at)
@@ -122,13 +122,13 @@ def ended_transactions(data: Octets) -> tuple[dict[int, bool], int | None]:
             break
         if attributes & _IS_CONTROL:
             if _MARKER_AT < min(12 + length, size - at):
-                is_abort = data[at + _MARKER_AT] != _IS_COMMIT
-                aborted.update((offset, is_abort) for _, offset in unended.pop(producer, ()))
+                _, offsets = unended.pop(producer, (at, []))
+                aborted.update(dict.fromkeys(offsets, data[at + _MARKER_AT] != _COMMIT))
         elif attributes & _IS_TRANSACTIONAL:
-            unended.setdefault(producer, []).append((at, first))
+            unended.setdefault(producer, (at, []))[1].append(first)
         at += 12 + length
-    begun = [batches[0] for batches in unended.values()]
-    return aborted, min((offset for place, offset in begun if 8 * place >= size), default=None)
+    late = (offsets[0] for place, offsets in unended.values() if 8 * place >= size)
+    return aborted, min(late, default=None)
 
 
 _Body = tuple[int, bytes | None, bytes | None, Sequence[tuple[str, bytes | None]]]

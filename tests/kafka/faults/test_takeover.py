@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from streaming_pca.data.release import Release
 from streaming_pca.privacy.ledger.entries import Abandoned, Committed, Reserved
 from streaming_pca.privacy.ledger.protocol import BatchStatus
 from tests.kafka.child import Strike
@@ -243,23 +244,25 @@ def test_a_position_that_retention_deleted_is_an_error_with_nothing_charged(make
     assert spent.epsilon == 0
 
 
-def test_a_ledger_older_than_the_releases_is_refused(make_stream: Make) -> None:
-    """Ledger and state agree when rolled back together, but the releases reveal it."""
+def with_newer_release(make_stream: Make) -> tuple[Stream, str, Release]:
+    """Return a stream with one release, its topic of releases, and a release that no ledger has."""
     stream = make_stream(**ENDLESS)
     stream.produce_vectors(stream.vectors(60))
     stream.run_until("batch 1 released")
     newer = stream.releases()[0].model_copy(update={"batch": 7})
-    stream.write(stream.settings.stream.releases_topic, newer.to_bytes())
+    return stream, stream.settings.stream.releases_topic, newer
+
+
+def test_a_ledger_older_than_the_releases_is_refused(make_stream: Make) -> None:
+    """Ledger and state agree when rolled back together, but the releases reveal it."""
+    stream, topic, newer = with_newer_release(make_stream)
+    stream.write(topic, newer.to_bytes())
     assert "batch 7 was released, but the ledger ends at batch 1" in stream.start().refusal()
     assert len(stream.own(Reserved)) == 1
 
 
 def test_messages_of_other_programs_on_the_releases_topic_are_skipped(make_stream: Make) -> None:
-    stream = make_stream(**ENDLESS)
-    topic = stream.settings.stream.releases_topic
-    stream.produce_vectors(stream.vectors(60))
-    stream.run_until("batch 1 released")
-    newer = stream.releases()[0].model_copy(update={"batch": 7})
+    stream, topic, newer = with_newer_release(make_stream)
     stream.write(topic, newer.model_copy(update={"stream": "another"}).to_bytes())
     stream.write(topic, b'{"temperature": 21.5}')
     offset = stream.messages(topic)[-1].offset
@@ -273,11 +276,7 @@ def test_messages_of_other_programs_on_the_releases_topic_are_skipped(make_strea
 
 
 def test_a_newer_release_is_found_below_messages_of_other_programs(make_stream: Make) -> None:
-    stream = make_stream(**ENDLESS)
-    topic = stream.settings.stream.releases_topic
-    stream.produce_vectors(stream.vectors(60))
-    stream.run_until("batch 1 released")
-    newer = stream.releases()[0].model_copy(update={"batch": 7})
+    stream, topic, newer = with_newer_release(make_stream)
     stream.write(topic, newer.to_bytes())
     for _ in range(40):  # more than the first span
         stream.write(topic, newer.model_copy(update={"stream": "another"}).to_bytes())
