@@ -26,7 +26,6 @@ from streaming_pca.service.http_exchange import exchange, failure_text
 
 log = logging.getLogger(__name__)
 
-_GRANT_SECONDS = 10.0  # time limit of a request to the identity provider
 _RENEW_AT = 0.8  # share of a token's lifetime after which the next one is requested
 _RETRY_SECONDS = (1.0, 30.0)  # shortest and longest pause after failed grants, doubling in between
 _LONGEST_LIFE = 7 * 86400.0
@@ -174,7 +173,7 @@ def _ask(settings: KafkaSettings) -> tuple[str, float]:
     try:
         trusted = trusting("kafka.sasl_oauth_cafile", settings.sasl_oauth_cafile)
         context = trusted if parts.scheme == "https" else None
-        how = (headers, context, _GRANT_SECONDS, _MOST_BYTES)
+        how = (headers, context, settings.request_timeout_ms / 1000, _MOST_BYTES)
         status, body = exchange(parts, target, *how, posted=posted, tunnels=True)
         # Redirects too: following one would send the secret to another host.
         if not 200 <= status < 300:

@@ -112,11 +112,9 @@ def test_a_token_of_a_long_life_is_renewed_all_the_same(tmp_path: Path) -> None:
     assert grant._renewer.is_alive()
 
 
-def test_a_provider_that_answers_byte_by_byte_has_one_time_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(credentials, "_GRANT_SECONDS", 0.5)
+def test_a_provider_that_answers_byte_by_byte_has_one_time_limit(tmp_path: Path) -> None:
     with provider(answer(LIFE + b"}"), tmp_path / "secret", pause=0.05) as settings:
+        settings = settings.model_copy(update={"request_timeout_ms": 500})
         line = refusal(credentials.TokenRefused, credentials._ask, settings)
     assert line.endswith("does not answer (timed out)")
 
