@@ -231,17 +231,6 @@ def _users_from_digests(digests: bytes, present: NDArray[np.bool_]) -> NDArray[n
     return users
 
 
-@dataclass(frozen=True)
-class Admission:
-    """Records of a batch that count, and their users."""
-
-    counted: NDArray[np.bool_]
-    """True for records that count; the others enter the mechanisms as null records, (m,)."""
-    users: NDArray[np.uint64]
-    """The users of the counted records, in the batch's order, for :meth:`UserTable.add` when the batch is
-    committed, (a, 2)."""
-
-
 class UserTable:
     """Number of counted batches of each user.
 
@@ -251,9 +240,9 @@ class UserTable:
     Memory: 17 bytes a user with a limit up to 255, else 18: 180 MB at most for 10
     million. Shards grow one at a time, which temporarily adds less than 1/64.
 
-    :meth:`admit` and :meth:`add` temporarily take at most 30 bytes a record, the result
-    included (rows by shard 8, ``counted`` 1, its users 16, one shard's sort the rest):
-    4 MB for a batch of 131,072, 126 MB for the largest, 2**22.
+    :meth:`admit` and :meth:`add` temporarily take at most 20 bytes a record, the result
+    included (rows by shard 8, the result 1, one shard's sort the rest): 3 MB for a batch
+    of 131,072, 84 MB for the largest, 2**22.
 
     Concurrent calls of :meth:`admit` are safe while no call changes the table.
     """
@@ -270,11 +259,13 @@ class UserTable:
         """Return the number of users that have counted: as secret as the records."""
         return sum(shard.size for shard in self._shards)
 
-    def admit(self, users: NDArray[np.uint64]) -> Admission:
-        """Decide which records of a batch count, by :func:`hash_users`; the table stays unchanged."""
+    def admit(self, users: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Return which records of a batch count (m,), by :func:`hash_users`; the table stays unchanged.
+
+        The others enter the mechanisms as null records.
+        """
         users = _checked(users)
-        counted = self._counted(users, partition_by_shard(users))
-        return Admission(counted, users[counted])
+        return self._counted(users, partition_by_shard(users))
 
     def _counted(
         self, users: NDArray[np.uint64], parts: list[tuple[int, NDArray[np.int64]]]

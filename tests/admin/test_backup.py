@@ -213,7 +213,7 @@ def test_damage_to_the_file_itself_is_found_at_every_byte(tmp_path: Path) -> Non
 def copy_with_users() -> Backup:
     """Build a stream of one batch of three users."""
     log, users = UserLog(1), np.arange(6, dtype=np.uint64).reshape(3, 2)
-    step = log.step(users, log.table.admit(users).counted)
+    step = log.step(users, log.table.admit(users))
     opened = Opened(topic_id=ID, topic="in", cap=Cap(epsilon="4", delta="1e-5"))
     entries = [opened, *entries_of("u", entry_hash(opened), 1, users=step.index)]
     states, tables = {"u": state_of("u", 1, users=step.index)[0]}, {"u": step.index.join(step.parts)}

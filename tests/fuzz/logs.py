@@ -80,7 +80,7 @@ def _table() -> tuple[UserLog, dict[str, bytes]]:
     rng = np.random.default_rng(0)
     for _ in range(3):
         users = rng.integers(1, 2**63, (20, 2), dtype=np.uint64)
-        step = log.step(users, log.table.admit(users).counted)
+        step = log.step(users, log.table.admit(users))
         parts |= step.parts
         log.follow(step)
     return log, parts

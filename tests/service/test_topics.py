@@ -136,7 +136,7 @@ def test_users_add_what_their_table_takes_and_nothing_where_they_are_not_the_uni
         # The delta is as large as the largest batch.
         batch = np.zeros((largest, 2), np.uint64)
         batch[:1000] = users
-        step = log.step(batch, log.table.admit(batch).counted)
+        step = log.step(batch, log.table.admit(batch))
         log.follow(step)
         held += sum(map(len, step.parts.values()))
     assert 0 < table_bytes(by_user, 1000) - held < 2 * 64 * 1024

@@ -105,7 +105,7 @@ def compute_batch(
     batch, step = cut.batch, None
     if users is not None:
         assert cut.users is not None
-        counted = users.table.admit(cut.users).counted
+        counted = users.table.admit(cut.users)
         batch, step = batch.keeping(counted), users.step(cut.users, counted)
     estimator = stream.build_estimator()
     new: State = estimator.update(state, batch)

@@ -123,7 +123,7 @@ def test_a_table_of_users_outlives_the_cleaner_within_the_stated_size(
             # Some users are new, others return.
             ids = rng.integers(0, 50 * n, batch).astype(np.uint64)
             users = np.stack([ids * np.uint64(0x9E3779B97F4A7C15), ids + np.uint64(1)], axis=1)
-            step = log.step(users, log.table.admit(users).counted)
+            step = log.step(users, log.table.admit(users))
             checkpoint = Checkpoint("an-id", stream.name, n, {0: n}, rng.bytes(32), b"", b"", step.index)
             producer.begin_transaction()
             send_state(producer, stream.state_topic, *encode_checkpoint(checkpoint), n, step.parts)

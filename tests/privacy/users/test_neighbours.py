@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from streaming_pca.privacy.users import Admission, UserTable, hash_users
+from streaming_pca.privacy.users import UserTable, hash_users
 
 SECRET = bytes(range(32))
 Messages = list[list[bytes | None]]
@@ -23,9 +23,10 @@ def positions(table: UserTable, stream: Messages) -> list[set[int]]:
     """Return the positions that count, batch by batch."""
     counted = []
     for batch in stream:
-        admission = table.admit(hash_users(SECRET, batch))
-        table.add(admission.users)
-        counted.append(set(np.flatnonzero(admission.counted).tolist()))
+        users = hash_users(SECRET, batch)
+        admitted = table.admit(users)
+        table.add(users[admitted])
+        counted.append(set(np.flatnonzero(admitted).tolist()))
     return counted
 
 
@@ -60,12 +61,11 @@ def test_neighbours_differ_in_one_record_of_limit_batches(stream: Messages, user
 class TwoRecordsABatch(UserTable):
     """Broken: counts records, not batches, so a user's second record counts too."""
 
-    def admit(self, users: NDArray[np.uint64]) -> Admission:
-        first = super().admit(users).counted
+    def admit(self, users: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        first = super().admit(users)
         rest = users.copy()
         rest[first] = 0
-        counted = first | super().admit(rest).counted
-        return Admission(counted, users[counted])
+        return first | super().admit(rest)
 
     def add(self, users: NDArray[np.uint64]) -> None:
         for user in users:
@@ -75,10 +75,10 @@ class TwoRecordsABatch(UserTable):
 class FewUsersABatch(UserTable):
     """Broken: only the first two users of a batch count, so one displaces another."""
 
-    def admit(self, users: NDArray[np.uint64]) -> Admission:
-        counted = super().admit(users).counted
+    def admit(self, users: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        counted = super().admit(users)
         counted[np.flatnonzero(counted)[2:]] = False
-        return Admission(counted, users[counted])
+        return counted
 
 
 class ForgetsItsUsers(UserTable):
@@ -109,8 +109,9 @@ def test_a_message_that_changes_hands_can_move_three_records_of_a_limit_of_one()
         table = UserTable(1)
         counted.append([])
         for key in (first, b"u", b"v"):
-            admission = table.admit(hash_users(bytes(32), [key]))
-            table.add(admission.users)
-            counted[-1].append(bool(admission.counted[0]))
+            users = hash_users(bytes(32), [key])
+            admitted = table.admit(users)
+            table.add(users[admitted])
+            counted[-1].append(bool(admitted[0]))
     # The first record is another user's, the second counts now, the third no longer does.
     assert counted == [[True, False, True], [True, True, False]]

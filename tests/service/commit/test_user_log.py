@@ -50,7 +50,7 @@ def index_after(log: UserLog) -> UserIndex:
 
 def commit(log: UserLog, users: Users, topic: Topic) -> NDArray[np.bool_]:
     """Admit a batch, write the messages of its commit, and follow it."""
-    counted = log.table.admit(users).counted
+    counted = log.table.admit(users)
     step = log.step(users, counted)
     state_topic.send_state(topic, "s.state", b"state", "digest", step.index.commits, step.parts)
     log.follow(step)
@@ -88,8 +88,8 @@ def test_the_table_that_is_rebuilt_from_a_compacted_topic_is_the_one_that_was(
             assert found.key == log.key
             # It also continues in the same way.
             again = batch_of(rng, 100, n_users)
-            assert (found.table.admit(again).counted == log.table.admit(again).counted).all()
-            next_of = [each.step(again, each.table.admit(again).counted) for each in (found, log)]
+            assert (found.table.admit(again) == log.table.admit(again)).all()
+            next_of = [each.step(again, each.table.admit(again)) for each in (found, log)]
             assert next_of[0].parts == next_of[1].parts
             assert next_of[0].index == next_of[1].index
 
@@ -119,7 +119,7 @@ def test_a_delta_has_the_size_of_its_batch_whoever_counts() -> None:
     sizes = set()
     for users in (np.zeros((90, 2), np.uint64), batch_of(np.random.default_rng(1), 90, 3), distinct(90)):
         log = UserLog(1)
-        step = log.step(users, log.table.admit(users).counted)
+        step = log.step(users, log.table.admit(users))
         sizes.add(len(step.parts["users.delta.1"]))
     assert sizes == {90 * 16}
 
@@ -132,13 +132,13 @@ def distinct(count: int, first: int = 1) -> Users:
 def test_nothing_changes_before_the_commit_has_succeeded() -> None:
     log = UserLog(1)
     users = distinct(50)
-    first, second = (log.step(users, log.table.admit(users).counted) for _ in range(2))
+    first, second = (log.step(users, log.table.admit(users)) for _ in range(2))
     assert first.parts == second.parts
     assert log.index is None
     assert len(log.table) == 0
     log.follow(first)
     assert len(log.table) == 50
-    assert not log.table.admit(users).counted.any()
+    assert not log.table.admit(users).any()
 
 
 def large_log() -> tuple[UserLog, Topic]:
