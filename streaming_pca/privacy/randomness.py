@@ -12,25 +12,12 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.privacy.noise import rounded_gaussian
-
-
-class NoiseSampler(Protocol):
-    """Samplers of noise on integers, and of secret orders."""
-
-    def rounded_gaussian(self, total: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
-        """Return ``total`` plus independent Gaussians of ``sigma``, rounded to a grid."""
-
-    def discrete_laplace(self, size: int, scale: float) -> NDArray[np.int64]:
-        """Draw ``size`` independent integers, P(j) proportional to exp(-|j|/scale)."""
-
-    def permutation(self, n: int) -> NDArray[np.int64]:
-        """Return a uniformly random order of 0 to n - 1."""
 
 
 @lru_cache(maxsize=64)
@@ -47,16 +34,19 @@ def _laplace_sampler(scale: float) -> Any:
     return make_laplace(vector_domain(atom_domain(T="i64")), l1_distance(T="i64"), scale=scale)
 
 
-class _SecretSampler:
-    """Sampler that draws bits of the operating system."""
+class NoiseSampler:
+    """Sampler of noise on integers, and of secret orders, from bits of the operating system."""
 
     def rounded_gaussian(self, total: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
+        """Return ``total`` plus independent Gaussians of ``sigma``, rounded to a grid."""
         return rounded_gaussian(total, sigma, secrets.token_bytes)
 
     def discrete_laplace(self, size: int, scale: float) -> NDArray[np.int64]:
+        """Draw ``size`` independent integers, P(j) proportional to exp(-|j|/scale)."""
         return np.array(_laplace_sampler(scale)([0] * size), dtype=np.int64)
 
     def permutation(self, n: int) -> NDArray[np.int64]:
+        """Return a uniformly random order of 0 to n - 1."""
         # The order of independent uniform keys is uniform given that no two are equal.
         while True:
             keys = np.frombuffer(secrets.token_bytes(16 * n), dtype=np.uint64).reshape(n, 2)
@@ -65,7 +55,7 @@ class _SecretSampler:
                 return order.astype(np.int64)
 
 
-_sampler: NoiseSampler = _SecretSampler()
+_sampler = NoiseSampler()
 
 
 def noise_sampler() -> NoiseSampler:

@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.privacy.mechanisms.pure import add
+from streaming_pca.privacy.randomness import NoiseSampler
 
 LEVEL = 2e-7
 MISS = 1e-7
 FACTORS = [0.7, 1.3]
 
 
-class ScriptedSampler:
+class ScriptedSampler(NoiseSampler):
     """Sampler without noise, unless scripted, that records its requests."""
 
     def __init__(self, noise: Callable[[int, float], NDArray[np.int64]] | None = None) -> None:
@@ -41,7 +42,7 @@ class ScriptedSampler:
         return np.arange(n, dtype=np.int64)
 
 
-class SeededSampler:
+class SeededSampler(NoiseSampler):
     """Independent noise of the right law and size, identical in each run of a test."""
 
     def __init__(self, seed: int = 0) -> None:

@@ -98,7 +98,7 @@ class _Search(ast.NodeVisitor):
         return self.names.get(node.id, node.id) if isinstance(node, ast.Name) else "?"
 
 
-SAMPLERS = {"noise_sampler", "replace_noise_sampler", "_SecretSampler", "_sampler"}
+SAMPLERS = {"noise_sampler", "replace_noise_sampler", "NoiseSampler", "_sampler"}
 
 
 def names_in(source: str) -> set[str]:
