@@ -120,14 +120,8 @@ class BudgetAccountant:
         cap = self._cap
         return f"{type(self).__name__}(epsilon={_short(cap.epsilon)}, delta={_short(cap.delta)})"
 
-    def __copy__(self) -> Self:
-        # A copy, such as scikit-learn's clone makes of parameters, would be a second budget.
-        return self
-
-    def __deepcopy__(self, memo: object) -> Self:
-        return self
-
     def __reduce__(self) -> tuple[Any, ...]:
+        # A copy, such as scikit-learn's clone makes of parameters, would be a second budget.
         return _unpickled, (self._id, str(self._cap.epsilon), str(self._cap.delta))
 
     @property
