@@ -64,37 +64,33 @@ def error_limit(errors: NDArray[np.int64] | int, n: int, risk: float) -> Scores:
     return np.asarray(np.where(wrong >= n, 1.0, limit))
 
 
-def epsilon_bound(
-    false_positives: NDArray[np.int64] | int,
-    false_negatives: NDArray[np.int64] | int,
-    n: int,
-    delta: float,
-    risk: float,
-) -> Scores:
-    """Return a lower bound on epsilon at ``delta``, 0 or above; wrong with probability ``risk``.
-
-    ``n`` outputs were classified on each neighbour.
-    """
-    a, b = (error_limit(wrong, n, risk / 2) for wrong in (false_positives, false_negatives))
-    ratio = np.maximum((1 - b - delta) / a, (1 - a - delta) / b)
-    return np.asarray(np.log(np.maximum(ratio, 1.0)))
-
-
-def mu_bound(
-    false_positives: NDArray[np.int64] | int, false_negatives: NDArray[np.int64] | int, n: int, risk: float
-) -> Scores:
-    """Return a lower bound on mu; parameters as for :func:`epsilon_bound`."""
-    a, b = (error_limit(wrong, n, risk / 2) for wrong in (false_positives, false_negatives))
-    return np.asarray(np.maximum(-ndtri(a) - ndtri(b), 0.0))
-
-
 @dataclass(frozen=True)
 class Separation:
-    """Errors of one threshold among ``n`` outputs on each neighbour, measured on fresh outputs."""
+    """Errors of thresholds among ``n`` outputs on each neighbour, and bounds from them.
 
-    false_positives: int
-    false_negatives: int
+    Bounds are lower ones, 0 or above, and wrong with probability ``risk``.
+    """
+
+    false_positives: NDArray[np.int64] | int
+    false_negatives: NDArray[np.int64] | int
     n: int
+
+    def epsilon(self, delta: float, risk: float) -> Scores:
+        """Return a bound on epsilon at ``delta``."""
+        a, b = self._limits(risk)
+        ratio = np.maximum((1 - b - delta) / a, (1 - a - delta) / b)
+        return np.asarray(np.log(np.maximum(ratio, 1.0)))
+
+    def mu(self, risk: float) -> Scores:
+        """Return a bound on mu."""
+        a, b = self._limits(risk)
+        return np.asarray(np.maximum(-ndtri(a) - ndtri(b), 0.0))
+
+    def _limits(self, risk: float) -> tuple[Scores, Scores]:
+        a, b = (
+            error_limit(wrong, self.n, risk / 2) for wrong in (self.false_positives, self.false_negatives)
+        )
+        return a, b
 
 
 @dataclass(frozen=True)
@@ -107,34 +103,24 @@ class Finding:
     """Runs on each of the two neighbours."""
     for_epsilon: Separation
     for_mu: Separation
-    """Errors of the thresholds that were best for each of the two bounds."""
-
-    def epsilon_above(self, delta: float, risk: float) -> float:
-        """Return a lower bound on epsilon at any delta, wrong with probability at most ``risk``."""
-        s = self.for_epsilon
-        return float(epsilon_bound(s.false_positives, s.false_negatives, s.n, delta, risk))
-
-    def mu_above(self, risk: float) -> float:
-        """Return a lower bound on mu, wrong with probability at most ``risk``."""
-        s = self.for_mu
-        return float(mu_bound(s.false_positives, s.false_negatives, s.n, risk))
+    """Errors on fresh outputs of the thresholds that were best for each of the two bounds."""
 
     @property
     def epsilon_lower_bound(self) -> float:
         """Lower bound on epsilon at the claim's delta and 95% confidence."""
-        return self.epsilon_above(self.claim.delta, REPORTED_AT)
+        return float(self.for_epsilon.epsilon(self.claim.delta, REPORTED_AT))
 
     @property
     def mu_lower_bound(self) -> float:
         """Lower bound on mu at 95% confidence."""
-        return self.mu_above(REPORTED_AT)
+        return float(self.for_mu.mu(REPORTED_AT))
 
     @cached_property
     def refuted(self) -> bool:
         """True if either part of the claim is false; wrong with probability at most 1e-4."""
         return bool(
-            self.epsilon_above(self.claim.delta, REFUTED_AT / 2) > self.claim.epsilon
-            or self.mu_above(REFUTED_AT / 2) > self.claim.mu
+            self.for_epsilon.epsilon(self.claim.delta, REFUTED_AT / 2) > self.claim.epsilon
+            or self.for_mu.mu(REFUTED_AT / 2) > self.claim.mu
         )
 
 
@@ -167,12 +153,12 @@ def audit(case: Case, trials: int, advance: Callable[[int], None] = lambda n: No
     first, second = (_scores(case, side, trials, advance) for side in (False, True))
     half = trials // 2
     learn, judge = (first[:half], second[:half]), (first[half:], second[half:])
-    delta = case.claim.delta
 
-    def best(bound: Callable[[NDArray[np.int64], NDArray[np.int64]], Scores]) -> Separation:
+    def best(bound: Callable[[Separation], Scores]) -> Separation:
         thresholds = _thresholds(*learn)
         wrong = _errors(*learn, thresholds)
-        straight, reversed_ = bound(*wrong), bound(half - wrong[0], half - wrong[1])
+        straight = bound(Separation(*wrong, half))
+        reversed_ = bound(Separation(half - wrong[0], half - wrong[1], half))
         n = trials - half
         at = np.argmax(np.maximum(straight, reversed_))
         positives, negatives = (int(e[0]) for e in _errors(*judge, thresholds[at : at + 1]))
@@ -184,8 +170,8 @@ def audit(case: Case, trials: int, advance: Callable[[int], None] = lambda n: No
         id=case.id,
         claim=case.claim,
         trials=trials,
-        for_epsilon=best(lambda a, b: epsilon_bound(a, b, half, delta, REFUTED_AT / 2)),
-        for_mu=best(lambda a, b: mu_bound(a, b, half, REFUTED_AT / 2)),
+        for_epsilon=best(lambda errors: errors.epsilon(case.claim.delta, REFUTED_AT / 2)),
+        for_mu=best(lambda errors: errors.mu(REFUTED_AT / 2)),
     )
 
 

@@ -412,7 +412,7 @@ def _summary(findings: list[Finding], epsilon: float, delta: float, trials: int)
     return {
         "epsilon": epsilon,
         "delta": delta,
-        "epsilon_lower_bound": max(f.epsilon_above(delta, each) for f in findings),
+        "epsilon_lower_bound": max(float(f.for_epsilon.epsilon(delta, each)) for f in findings),
         "trials": trials,
         "confidence": 1 - REPORTED_AT,
         "refuted": any(f.refuted for f in findings),

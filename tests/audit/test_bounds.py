@@ -15,10 +15,8 @@ from streaming_pca.audit.bounds import (
     Finding,
     Separation,
     audit,
-    epsilon_bound,
     error_limit,
     least_trials,
-    mu_bound,
 )
 from streaming_pca.errors import UserError
 from streaming_pca.estimators.common.worst_sums import Claim, mu_of_pure
@@ -68,7 +66,7 @@ def test_a_limit_is_passed_with_at_most_the_risk(rate: float) -> None:
 def test_a_gaussian_is_bounded_above_its_mu_with_at_most_the_risk(mu: float, at: float) -> None:
     n, risk = 80, 0.05
     rates = float(stats.norm.sf(at)), float(stats.norm.cdf(at - mu))
-    assert chance(mu_bound(*grid(n), n, risk) > mu * (1 + 1e-9), n, *rates) <= risk
+    assert chance(Separation(*grid(n), n).mu(risk) > mu * (1 + 1e-9), n, *rates) <= risk
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0])
@@ -79,7 +77,7 @@ def test_an_answer_at_random_is_bounded_above_its_epsilon_with_at_most_the_risk(
     """Randomised response is the worst of all mechanisms with its (epsilon, delta)."""
     n, risk = 80, 0.05
     wrong = (1 - delta) / (1 + math.exp(epsilon))
-    above = epsilon_bound(*grid(n), n, delta, risk) > epsilon * (1 + 1e-9)
+    above = Separation(*grid(n), n).epsilon(delta, risk) > epsilon * (1 + 1e-9)
     assert chance(above, n, wrong, wrong) <= risk
     # The other direction alone is as safe: an event that has probability delta only on the second neighbour.
     assert chance(above, n, 0.1, 1 - min(0.1 * math.exp(epsilon) + delta, 1)) <= risk
@@ -90,7 +88,7 @@ def test_a_true_gaussian_claim_is_hardly_ever_refuted(mu: float) -> None:
     """The audit promises 1e-4; as both rates would have to be off, the probability is below 1e-6."""
     n = 750
     rate = float(stats.norm.sf(mu / 2))
-    assert chance(mu_bound(*grid(n), n, REFUTED_AT / 2) > mu, n, rate, rate) < 1e-6
+    assert chance(Separation(*grid(n), n).mu(REFUTED_AT / 2) > mu, n, rate, rate) < 1e-6
 
 
 @pytest.mark.parametrize("epsilon", [0.05, 1.0, 5.0])

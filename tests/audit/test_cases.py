@@ -24,9 +24,8 @@ from streaming_pca.audit import cases as audit_cases
 from streaming_pca.audit.bounds import (
     REFUTED_AT,
     Case,
+    Separation,
     audit,
-    epsilon_bound,
-    mu_bound,
 )
 from streaming_pca.audit.mechanisms import MECHANISM_CASES, mechanism_cases
 from streaming_pca.data.array_batch import ArrayBatch
@@ -142,8 +141,9 @@ def power(case: Case, n: int, false_positive: float, false_negative: float) -> f
     counts = np.arange(n + 1)
     claim = case.claim
     a, b = np.meshgrid(counts, counts, indexing="ij", sparse=True)
-    refuted = mu_bound(a, b, n, REFUTED_AT / 2) > claim.mu
-    refuted |= epsilon_bound(a, b, n, claim.delta, REFUTED_AT / 2) > claim.epsilon
+    errors = Separation(a, b, n)
+    refuted = errors.mu(REFUTED_AT / 2) > claim.mu
+    refuted |= errors.epsilon(claim.delta, REFUTED_AT / 2) > claim.epsilon
     first, second = (stats.binom.pmf(counts, n, rate) for rate in (false_positive, false_negative))
     return float(first @ refuted @ second)
 
