@@ -20,6 +20,7 @@ from streaming_pca.data.features.records import (
     JSON,
     PROTOBUF,
     REGISTERED_BYTES,
+    Node,
     Path,
     PublicSchema,
     Records,
@@ -27,6 +28,7 @@ from streaming_pca.data.features.records import (
     columns_of,
     find,
     is_index,
+    path_tree,
 )
 from streaming_pca.data.features.row_map import RowMap, check_places
 from streaming_pca.data.features.schemas import RegisteredRecords, schema_reader
@@ -54,44 +56,39 @@ class _JsonObjects:
     """
 
     def __init__(self, places: Sequence[Path]) -> None:
-        tree: dict[str, Any] = {}
-        for place in places:
-            node = tree
-            for name in place:
-                node = node.setdefault(name, {})
+        root, _ = path_tree(places)
         try:
-            record = _struct(tree)
+            record = _struct(root)
         except ValueError:
             # A name that no struct can have, with quotes for example.
             self.decode: Callable[[bytes], Any] = msgspec.json.Decoder(dict[str, Any]).decode
             self.getters: list[_Getter] = [partial(find, path=place) for place in places]
         else:
             self.decode = msgspec.json.Decoder(record).decode
-            self.getters = [_getter(tree, place) for place in places]
+            self.getters = [_getter(root, place) for place in places]
 
 
-def _struct(tree: dict[str, Any]) -> type[msgspec.Struct]:
+def _struct(node: Node) -> type[msgspec.Struct]:
     """Return a struct of optional fields f0, f1, ... for the names below a node."""
     fields: list[tuple[str, Any, Any]] = []
     renamed: dict[str, str] = {}
-    for i, (name, below) in enumerate(tree.items()):
+    for i, (name, below) in enumerate(node.below.items()):
         renamed[f"f{i}"] = name
         fields.append((f"f{i}", _struct(below) | None if _is_object(below) else Any, None))
     # Untracked by the garbage collector, which would list each of millions.
     return msgspec.defstruct("JsonRecord", fields, rename=renamed, gc=False)
 
 
-def _is_object(below: dict[str, Any]) -> bool:
+def _is_object(node: Node) -> bool:
     """Return whether a field is an object, rather than a value or perhaps a list."""
-    return bool(below) and not any(map(is_index, below))
+    return bool(node.below) and not any(map(is_index, node.below))
 
 
-def _getter(tree: dict[str, Any], place: Path) -> _Getter:
+def _getter(node: Node, place: Path) -> _Getter:
     attributes: list[str] = []
-    node = tree
     for name in place:
-        attributes.append(f"f{list(node).index(name)}")
-        node = node[name]
+        attributes.append(f"f{list(node.below).index(name)}")
+        node = node.below[name]
         if not _is_object(node):
             break
     rest = place[len(attributes) :]
