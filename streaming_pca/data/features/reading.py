@@ -24,6 +24,7 @@ from streaming_pca.data.features.records import (
     Path,
     PublicSchema,
     Records,
+    SchemaFormat,
     Schemas,
     columns_of,
     find,
@@ -130,24 +131,22 @@ class FieldReader:
         places = [*self.map.places, *users]
         check_places(places)
         self._json = _JsonObjects(places)
-        self._arrow: ArrowRecords | None = None
+        self._readers: dict[str, Any] = {JSON: self._json}
         pyarrow = find_pyarrow()
         if pyarrow is not None:
             columns = [(columns_of(each.place, each.name), each.size or 0) for each in self.map.features]
             columns += [(columns_of(each, ".".join(each)), 0) for each in users]
-            self._arrow = ArrowRecords(pyarrow, columns)
-        self._of_schema: dict[str, Records] = {}
+            self._readers[ARROW] = ArrowRecords(pyarrow, columns)
         self.registered: RegisteredRecords | None = None
         if schema is not None:
-            self._of_schema[_MEDIA_TYPES[schema.format]] = schema_reader(schema, places)
+            self._add(schema.format, schema_reader(schema, places))
         elif registered:
             self.registered = RegisteredRecords(registered, places)
-            self._of_schema[_MEDIA_TYPES[next(iter(registered.values())).format]] = self.registered
-        for records in self._of_schema.values():
-            self._check_absent(records.absent)
+            self._add(next(iter(registered.values())).format, self.registered)
 
-    def _check_absent(self, absent: Sequence[Path]) -> None:
-        """Raise ValueError if every record of a schema would be null."""
+    def _add(self, format: SchemaFormat, records: Records) -> None:
+        """Add the reader of a schema; raise ValueError if every record of it would be null."""
+        self._readers[_MEDIA_TYPES[format]], absent = records, records.absent
         for feature in self.map.features:
             if feature.place in absent and feature.missing is None:
                 raise ValueError(
@@ -181,9 +180,7 @@ class FieldReader:
 
     def reads(self, content_type: str) -> bool:
         """Return whether payloads of a media type are records with fields."""
-        if content_type == ARROW:
-            return self._arrow is not None
-        return content_type == JSON or content_type in self._of_schema
+        return content_type in self._readers
 
     def records(
         self, content_type: str, value: bytes, most: int, faults: dict[int, str] | None = None
@@ -197,13 +194,12 @@ class FieldReader:
         if content_type == JSON:
             found = self.json_records(value, most, faults)
         elif content_type == ARROW:
-            assert self._arrow is not None
-            found = self._arrow.read(value, most)
+            found = self._readers[ARROW].read(value, most)
         else:
             try:
                 if len(value) > MOST_OBJECT_BYTES:
                     raise MalformedPayload(f"it is longer than {MOST_OBJECT_BYTES} octets")
-                found = [self._of_schema[content_type].decode(value)]
+                found = [self._readers[content_type].decode(value)]
             except Exception as error:
                 # An error of a decoder must not end the worker, nor disturb other records.
                 found = [None]
@@ -216,7 +212,7 @@ class FieldReader:
         return found
 
     def _values(self, record: Any, content_type: str = JSON) -> list[Any]:
-        return [get(record) for get in self._getters(content_type)[: len(self.map.features)]]
+        return [get(record) for get in self._readers[content_type].getters[: len(self.map.features)]]
 
     def many_records(
         self, content_type: str, values: Sequence[bytes | memoryview | None], most: int, limit: float
@@ -295,7 +291,7 @@ class FieldReader:
         """Return a row for each record (n, d); NaNs for None, and where the map refuses it."""
         has_null = any(record is None for record in records)
         there = [record for record in records if record is not None] if has_null else records
-        getters = self._getters(content_type)[: len(self.map.features)]
+        getters = self._readers[content_type].getters[: len(self.map.features)]
         found = self.map.rows([list(map(get, there)) for get in getters], len(there))
         if not has_null:
             return found
@@ -307,14 +303,8 @@ class FieldReader:
         """Return the user of each record; None for a record without one."""
         if self.user_field is None:
             raise ValueError("no field names the user")
-        get = self._getters(content_type)[-1]
+        get = self._readers[content_type].getters[-1]
         return [None if record is None else _user(get(record)) for record in records]
-
-    def _getters(self, content_type: str) -> Sequence[Any]:
-        if content_type == ARROW:
-            assert self._arrow is not None
-            return self._arrow.getters
-        return self._json.getters if content_type == JSON else self._of_schema[content_type].getters
 
 
 def _user(value: Any) -> bytes | None:
