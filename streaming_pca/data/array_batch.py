@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -113,12 +112,7 @@ class ArrayBatch(Block, Batch):
             return replace(self, complete=False) if self.complete else self
         return replace(super().keeping(counted), complete=False)
 
-    def split(self, counts: Sequence[int]) -> tuple[ArrayBatch, ...]:
-        if sum(counts) != len(self) or min(counts, default=0) < 0:
-            raise ValueError(f"parts {list(counts)} do not add up to {len(self)} records")
-        return tuple(self._slice(first, last) for first, last in pairwise(accumulate(counts, initial=0)))
-
-    def _slice(self, first: int, last: int) -> ArrayBatch:
+    def part(self, first: int, last: int) -> Self:
         a, b = self.starts[first], self.starts[last]
         starts = self.starts[first : last + 1] - a
         if self.begins is None:
@@ -141,7 +135,7 @@ class ArrayBatch(Block, Batch):
             # The memory of a block depends on its entries, not its records: halve it until it fits.
             while last - first > 2 and (self.starts[last] - self.starts[first]) * width > entries:
                 last = first + max(2, (last - first) // 4 * 2)
-            yield self._slice(first, last)
+            yield self.part(first, last)
             first = last
 
     def _shares(self, limit: int) -> list[ArrayBatch]:

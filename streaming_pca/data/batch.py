@@ -11,7 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from itertools import accumulate, pairwise
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,8 +140,14 @@ class Batch(ABC):
         """Return the public number of records, null ones included."""
 
     @abstractmethod
-    def split(self, counts: Sequence[int]) -> tuple[Batch, ...]:
+    def part(self, first: int, last: int) -> Self:
+        """Return the records from position ``first`` up to before ``last``."""
+
+    def split(self, counts: Sequence[int]) -> tuple[Self, ...]:
         """Split by position into parts of these numbers of records, which must add up (ValueError)."""
+        if sum(counts) != len(self) or min(counts, default=0) < 0:
+            raise ValueError(f"parts {list(counts)} do not add up to {len(self)} records")
+        return tuple(self.part(first, last) for first, last in pairwise(accumulate(counts, initial=0)))
 
     @abstractmethod
     def keeping(self, counted: NDArray[np.bool_]) -> Batch:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,15 +45,9 @@ class SparkBatch(Batch):
     def dim(self) -> int:
         return self.cluster.feed.stream.dim
 
-    def split(self, counts: Sequence[int]) -> tuple[SparkBatch, ...]:
-        if sum(counts) != len(self) or min(counts, default=0) < 0:
-            raise ValueError(f"parts {list(counts)} do not add up to {len(self)} records")
-        ends = np.cumsum([0, *counts]).tolist()
-        flags = self.counted
-        return tuple(
-            replace(self, low=self.low + a, high=self.low + b, counted=None if flags is None else flags[a:b])
-            for a, b in pairwise(ends)
-        )
+    def part(self, first: int, last: int) -> Self:
+        flags = None if self.counted is None else self.counted[first:last]
+        return replace(self, low=self.low + first, high=self.low + last, counted=flags)
 
     def keeping(self, counted: NDArray[np.bool_]) -> SparkBatch:
         if counted.shape != (len(self),):

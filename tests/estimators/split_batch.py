@@ -81,18 +81,12 @@ class SplitBatch(Batch):
     def __len__(self) -> int:
         return sum(map(len, self.pieces))
 
-    def split(self, counts: Sequence[int]) -> tuple[SplitBatch, ...]:
-        if sum(counts) != len(self) or min(counts, default=0) < 0:
-            raise ValueError("parts do not add up")
-        ends = list(accumulate(map(len, self.pieces), initial=0))
-        parts = []
-        for first, last in pairwise(accumulate(counts, initial=0)):
-            found = []
-            for piece, start in zip(self.pieces, ends, strict=False):
-                a, b = (min(max(place - start, 0), len(piece)) for place in (first, last))
-                found.append(piece.split([a, b - a, len(piece) - b])[1])
-            parts.append(SplitBatch(tuple(found)))
-        return tuple(parts)
+    def part(self, first: int, last: int) -> SplitBatch:
+        found = []
+        for piece, start in zip(self.pieces, accumulate(map(len, self.pieces), initial=0), strict=False):
+            a, b = (min(max(place - start, 0), len(piece)) for place in (first, last))
+            found.append(piece.part(a, b))
+        return SplitBatch(tuple(found))
 
     def keeping(self, counted: NDArray[np.bool_]) -> SplitBatch:
         ends = accumulate(map(len, self.pieces), initial=0)

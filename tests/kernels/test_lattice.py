@@ -279,7 +279,7 @@ def test_a_full_block_of_matrices_is_exact() -> None:
     batch = ArrayBatch.of_records([np.diag([1e300, 0.0])] * BLOCK, 2, RecordKind.MATRIX)
     assert covariance_sum(batch, p, 1.0).total.tolist() == [[BLOCK * MATRIX_RADIUS, 0], [0, 0]]
     # Room for the roundings of eight padded rows of two columns: two units.
-    one = int(block_sum(batch._slice(0, 1), p, np.eye(2), 1.0).total[0, 0])
+    one = int(block_sum(batch.part(0, 1), p, np.eye(2), 1.0).total[0, 0])
     assert MATRIX_RADIUS - 4 <= one <= MATRIX_RADIUS
     assert block_sum(batch, p, np.eye(2), 1.0).total.tolist() == [[BLOCK * one, 0], [0, 0]]
 
