@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from calendar import isleap
+from calendar import monthrange
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -130,8 +130,7 @@ def utc_day(count: int) -> date | float:
 
 def _day(seconds: float) -> float:
     moment = _moment(seconds)
-    days = (31, 29 if isleap(moment.year) else 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
-    return (moment.day - 1) / days[moment.month - 1]
+    return (moment.day - 1) / monthrange(moment.year, moment.month)[1]
 
 
 def _moment(seconds: float) -> datetime:
