@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from operator import itemgetter
 from typing import Any
 
@@ -66,10 +67,8 @@ class AvroRecords:
 
     def decode(self, value: bytes) -> list[Any]:
         if value[:1] == b"\0":
-            try:
+            with suppress(Exception):
                 return self.decode_registered(value)
-            except Exception:
-                return self._decode(value, 0)
         return self._decode(value, 0)
 
     def decode_registered(self, value: bytes) -> list[Any]:
