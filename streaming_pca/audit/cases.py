@@ -9,22 +9,8 @@ If records meet several mechanisms, no pair of neighbours shows all of the cost.
 records that differ in one mechanism alone, and claims the cost of that mechanism: a noise of the wrong
 scale or a clip that is not applied shows there, while a case of the whole would let the others hide it.
 
-=========  ==================================================================
-sum        the sum's noise: records in opposite corners of the clip
-matrix     the same with ``record-kind: matrix``
-order      a message among those of other records, in a secret order
-projector  the released subspace: a record that turns it one way, or the other
-search     a record above or below the one threshold that AboveThreshold compares with
-range      PrivRange: a record that moves one block from one full bin to another
-whitened   "sum" in whitened coordinates
-moment     the second moment that a tensor estimator whitens by
-block      "sum" by the block update of an estimator that has two updates
-layers     a huge record in the sums that learn the covariance: one at every radius, and the last
-sizes      a huge record or the null record, in norm counts, sums at all radii and the last together
-floats     a record or the null record: is the answer a double that float noise can give?
-=========  ==================================================================
-
-:mod:`~streaming_pca.estimators.common.worst_sums` has further cases of estimators that learn from one sum.
+:mod:`~streaming_pca.estimators.worst_cases` and :mod:`~streaming_pca.estimators.common.worst_sums` have the
+cases by name.
 """
 
 from __future__ import annotations
