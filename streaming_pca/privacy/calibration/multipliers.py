@@ -73,10 +73,6 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
     It is of the analytic Gaussian mechanism [BalleWang2018, Alg. 1], rounded up: its exact delta is never
     above ``delta`` and no multiplier smaller by 1e-15 (relative) is enough. :class:`CalibrationError` if
     no float is large enough.
-
-    Newton's method on log delta over log mu, mu = 1/z, from the side of more noise. The result
-    does not depend on its convergence: the returned float is checked against the exact inequality,
-    and raised until it holds.
     """
     _check_epsilon(epsilon)
     require_open_unit("delta", delta)
@@ -87,6 +83,7 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
     with _evaluation(_digits(start)) as mpmath:
         e, target = (min(mpmath.mpf(repr(x)), mpmath.mpf(x)) for x in (float(epsilon), float(delta)))
         mu = mpmath.mpf(start)
+        # Newton's method on log delta over log mu. The check below does not depend on its convergence.
         for _ in range(1000):
             value = _delta(mpmath, e, mu)
             step = mpmath.log(target / value) * value / (mu * mpmath.npdf(mu / 2 - e / mu))
@@ -109,9 +106,7 @@ def pure_epsilon(multiplier: float) -> float:
 
     Rounded down: every epsilon-DP mechanism is (1/z)-GDP.
 
-    epsilon = log(Phi(mu/2)/Phi(-mu/2)) with mu = 1/z [DongRothSu2022]: the trade-off function of
-    an epsilon-DP mechanism is two chords that meet on the diagonal at 1/(1 + e^epsilon), G_mu is
-    convex with the same ends and meets the diagonal at Phi(-mu/2).
+    epsilon = log(Phi(mu/2)/Phi(-mu/2)) with mu = 1/z [DongRothSu2022].
     """
     _check_multiplier(multiplier)
     with _evaluation(_digits(multiplier)) as mpmath:

@@ -10,12 +10,8 @@ the sensitivity of one message, the bound is, for every share g in (0, 1),
     T = g H(-ln g, b/sigma),  H(a, mu) = Phi(mu/2 - a/mu) - e^a Phi(-mu/2 - a/mu),
     Y = e^(hZ - h^2/2) - e^epsilon e^(-hZ - h^2/2),  h = b/sigma,
 
-with independent B ~ Bernoulli(g) and Z ~ N(0, 1). In short: every other message has, but for mass T, a part g
-N(0, sigma^2 I). The reader may learn the places of these parts together with the place of the replaced
-record, but cannot distinguish them; its worst adaptive centres are c_1 = -c_0.
-
-A message rounded to a grid is post-processing. More messages than m keep the guarantee. Null
-records send noise about 0.
+with independent B ~ Bernoulli(g) and Z ~ N(0, 1). More messages than m keep the guarantee. Null records send
+noise about 0.
 
 Proof, and the errors of its evaluation in floats: docs/explanation/proofs/noise.md.
 """

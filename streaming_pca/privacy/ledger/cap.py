@@ -1,22 +1,16 @@
 """Per-record privacy filter: exact comparison of charges with the cap.
 
-OPENED names one of two rules. Both are privacy filters. The next mechanism and its charge may be chosen after
-seeing every earlier answer; if each step that would pass the cap is refused, the accepted ones are (epsilon,
-delta)-differentially private at the cap, for each record.
+OPENED names one of two rules. With either, the accepted steps are (epsilon, delta)-differentially private at
+the cap, for each record, if mechanisms and charges are chosen after seeing every earlier answer.
 
 "basic"
-    Epsilons and deltas are added ([RogersEtAl2016]: with a cap that is fixed
-    in advance, adding is valid for adaptive charges).
+    Epsilons and deltas are added [RogersEtAl2016].
 "zcdp"
     Rhos are added, and (epsilon, delta) is what rho-zCDP implies at the cap's delta: epsilon = rho + 2
     sqrt(rho ln(1/delta)) ([BunSteinke2016, Prop. 1.3]; a cap on the sum is a filter by [FeldmanZrnic2021] and
     [WhitehouseEtAl2023]). A charge that claims no rho never fits.
 
-Sums are rationals, and a sum that equals the cap is within it. In the zcdp rule
-ln(1/delta) is irrational for every rational delta in (0, 1) (Lindemann), so the
-comparison is never a tie, and finitely many digits decide it.
-
-Why the rules hold for users over several jobs: docs/explanation/ledger.md.
+Why both hold, also for users over several jobs, and are decided exactly: docs/explanation/ledger.md.
 """
 
 from __future__ import annotations
@@ -95,6 +89,7 @@ def within_cap(spent: Charge, cap: Cap, rule: str) -> bool:
     # rho + 2 sqrt(rho L) <= eps  <=>  L <= (eps - rho)^2 / (4 rho), as rho <= eps
     most = (cap.epsilon - rho) ** 2 / (4 * rho)
     digits = 30
+    # Enough digits decide: ln(1/delta) is irrational, so a tie is impossible.
     while True:
         low, high = _log_inverse(cap.delta, digits)
         if high <= most:
