@@ -195,15 +195,10 @@ class LocalAccountant:
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """Run one transaction: atomic, under the file's lock, and on the disk at its end."""
-        with self._errors():
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._connection
-                self._connection.execute("COMMIT")
-            except BaseException:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-                raise
+        # The connection commits at the end of the block, and rolls back after an error.
+        with self._errors(), self._connection as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            yield connection
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
