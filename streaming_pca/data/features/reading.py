@@ -23,7 +23,6 @@ from streaming_pca.data.features.records import (
     Node,
     Path,
     PublicSchema,
-    Records,
     SchemaFormat,
     Schemas,
     columns_of,
@@ -32,7 +31,7 @@ from streaming_pca.data.features.records import (
     path_tree,
 )
 from streaming_pca.data.features.row_map import RowMap, check_places
-from streaming_pca.data.features.schemas import RegisteredRecords, schema_reader
+from streaming_pca.data.features.schemas import RegisteredRecords, SchemaRecords, schema_reader
 from streaming_pca.data.payloads import MalformedPayload, nesting_depth, split_values
 from streaming_pca.text import first_line
 
@@ -144,7 +143,7 @@ class FieldReader:
             self.registered = RegisteredRecords(registered, places)
             self._add(next(iter(registered.values())).format, self.registered)
 
-    def _add(self, format: SchemaFormat, records: Records) -> None:
+    def _add(self, format: SchemaFormat, records: SchemaRecords | RegisteredRecords) -> None:
         """Add the reader of a schema; raise ValueError if every record of it would be null."""
         self._readers[_MEDIA_TYPES[format]], absent = records, records.absent
         for feature in self.map.features:

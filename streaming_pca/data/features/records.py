@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from annotated_types import MinLen
 
@@ -63,21 +63,6 @@ class Subject(NamedTuple):
     name: str
     format: SchemaFormat
     message: str | None = None
-
-
-class Records(Protocol):
-    """Reader of payloads of one format."""
-
-    @property
-    def getters(self) -> Sequence[Callable[[Any], Any]]:
-        """Functions of a record to the value at each place, None where absent or null. They raise nothing."""
-
-    @property
-    def absent(self) -> tuple[Path, ...]:
-        """Places without a value in the schema."""
-
-    def decode(self, value: bytes) -> Any:
-        """Return the record of a payload, or raise an error of any kind."""
 
 
 Path = Annotated[tuple[Annotated[str, MinLen(1)], ...], MinLen(1)]

@@ -26,7 +26,12 @@ def named_in_ledger(schemas: Schemas) -> dict[str, Any]:
     return {"ids": ids, "sha256": hashlib.sha256(digests.encode()).hexdigest()}
 
 
-def schema_reader(schema: PublicSchema, places: Sequence[Path]) -> AvroRecords | ProtobufRecords:
+SchemaRecords = AvroRecords | ProtobufRecords
+"""Reader of payloads by one schema: ``decode`` returns a record, or raises an error of any kind; ``getters``
+are functions of it to the value at each place, None where absent or null, which raise nothing."""
+
+
+def schema_reader(schema: PublicSchema, places: Sequence[Path]) -> SchemaRecords:
     """Return the reader of a schema's records; ValueError in one line, or LibraryMissing."""
     if schema.format == "avro":
         return AvroRecords(schema.data, places)
