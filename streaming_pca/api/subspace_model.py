@@ -51,7 +51,7 @@ class GaussianModel:
     """
 
     projection: Projection
-    """Its centre is the mean, 0 if None."""
+    """Its centre is the mean."""
     variances: Matrix
     """Explained variances, of the scaled features, (k,)."""
     noise: float
@@ -63,8 +63,7 @@ class GaussianModel:
 
     @property
     def _factors(self) -> Matrix:
-        scale: ArrayLike = 1.0 if self.projection.scale is None else self.projection.scale
-        return np.broadcast_to(np.asarray(scale, dtype=np.float64), (self.projection.components.shape[1],))
+        return np.broadcast_to(np.asarray(self.projection.scale), (self.projection.components.shape[1],))
 
     def covariance(self) -> Matrix:
         """Return the (d, d) covariance of rows, in their own units."""
@@ -131,9 +130,9 @@ class SubspaceModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
     @property
     def _projection(self) -> Projection:
-        preprocessing = self._preprocessing
-        mean = getattr(self, "mean_", None)
-        return Projection(self.components_, mean, preprocessing.scale, preprocessing.bounds)
+        scale, bounds = self._preprocessing.scale, self._preprocessing.bounds
+        mean = getattr(self, "mean_", 0.0)
+        return Projection(self.components_, mean, 1.0 if scale is None else scale, bounds)
 
     @property
     def _gaussian(self) -> GaussianModel:

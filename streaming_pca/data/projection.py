@@ -42,20 +42,12 @@ class Projection:
 
     components: Floats
     """(k, d) orthonormal rows, of the scaled features."""
-    centre: ArrayLike | None = None
-    """(d,) in units of the features; None subtracts nothing."""
-    scale: ArrayLike | None = None
+    centre: ArrayLike = 0.0
+    """(d,) in units of the features."""
+    scale: ArrayLike = 1.0
     """Factor(s) of the rows after centring."""
     bounds: tuple[ArrayLike, ArrayLike] | None = None
     """(lower, upper), each a number or d numbers; rows are clamped to them first."""
-
-    @property
-    def _centre(self) -> Floats:
-        return np.asarray(0.0 if self.centre is None else self.centre, dtype=np.float64)
-
-    @property
-    def _scale(self) -> Floats:
-        return np.asarray(1.0 if self.scale is None else self.scale, dtype=np.float64)
 
     def transform(self, rows: Rows) -> Rows:
         """Project rows (..., d) to (..., k), in their precision: clamp, centre, scale, project."""
@@ -64,15 +56,15 @@ class Projection:
             lower, upper = self.bounds
             np.clip(values, np.asarray(lower), np.asarray(upper), out=values)
         with np.errstate(over="ignore", invalid="ignore"):
-            values -= self._centre
-            values *= self._scale
+            values -= np.asarray(self.centre)
+            values *= np.asarray(self.scale)
             return np.asarray((values @ self.components.T).astype(rows.dtype, copy=False))
 
     def inverse_transform(self, coordinates: Rows) -> Rows:
         """Return the rows (..., d) with these coordinates (..., k), in units of the features."""
         with np.errstate(over="ignore", invalid="ignore"):
-            values = coordinates.astype(np.float64) @ self.components / self._scale + self._centre
-            return np.asarray(values.astype(coordinates.dtype, copy=False))
+            values = coordinates.astype(np.float64) @ self.components / np.asarray(self.scale)
+            return np.asarray((values + np.asarray(self.centre)).astype(coordinates.dtype, copy=False))
 
 
 def checked_rows(X: Any, width: int, columns: str) -> Rows:

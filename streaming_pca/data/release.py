@@ -253,7 +253,9 @@ class Release(BaseModel):
             _numbers("mean", self.mean, (self.dim,))
         settings: Any = (self.centering, self.scale, self.bounds)  # without a digest
         centering, scale, bounds = settings
-        return Projection(components, total_centre(self.mean, centering, scale), scale, bounds)
+        centre = total_centre(self.mean, centering, scale)
+        scale = 1.0 if scale is None else scale
+        return Projection(components, 0.0 if centre is None else centre, scale, bounds)
 
     def transform(self, X: ArrayLike) -> NDArray[np.floating]:
         """Project rows as ``PrivatePCA.transform``: clamp, centre, scale, project.
