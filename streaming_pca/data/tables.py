@@ -108,12 +108,7 @@ def rows_of_columns(columns: Sequence[Any]) -> Numbers:
 
 def length_of_lists(batches: Iterable[Any]) -> int:
     """Return the length of the first list; 0 if all are null."""
-    for batch in batches:
-        column = batch.column(0)
-        for i in range(len(column)):
-            if column[i].is_valid:
-                return len(column[i])
-    return 0
+    return next((len(each) for batch in batches for each in batch.column(0) if each.is_valid), 0)
 
 
 def rows_of_lists(path: Path, column: Any, dim: int, strict: bool) -> Numbers:
