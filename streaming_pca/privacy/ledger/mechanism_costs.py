@@ -11,28 +11,8 @@ epsilon-DP costs epsilon^2/2, and is (1/z)-GDP for ``epsilon`` up to ``pure_epsi
 ([BunSteinke2016], Propositions 1.6 and 1.4; [DongRothSu2022]). On the same records rhos and squares of mu
 add up, disjoint parts of a batch compose in parallel, and a user's ``contributions_per_user`` batches add up.
 
-========================================  =====================================================
-mechanism                                 of one batch
-========================================  =====================================================
-private-oja, tensor-private, gaussian     one Gaussian; any other estimator may name "gaussian"
-analyze-gauss, adaptive, block            one Gaussian, whose budget all their mechanisms share
-noisy-power                               ``iterations`` Gaussians
-adaptive-power                            ``rounds`` Gaussians and searches of ``search_epsilon``
-output-perturbation                       Gaussians for gap, projector and variances (the gap's may be a
-                                          Laplace of ``gap_epsilon``), and ``gap_failure_delta``
-k-dp-ojas                                 a Gaussian for each of ``secret_order_of`` messages; the order
-                                          does not help zCDP
-adadpo, dp-pca, k-dp-pca, tadadpo         a histogram of the whole (epsilon, delta) on one half of the
-                                          records; a histogram and a Gaussian on the other
-tadadpo with ``start``                    those of the start
-``mean`` (up to 0.5)                      in parallel: a Gaussian, or a quantile of ``radius_epsilon``
-``diagnostics``                           added: counts of ``epsilon``
-========================================  =====================================================
-
-The batches of k-dp-ojas, adadpo, dp-pca, k-dp-pca and tadadpo each cost a user a part of epsilon and delta
-(basic composition); the batches of all others compose as Gaussians. The cost of a histogram is not a number
-of the entry: it is part of the mechanism's definition, and the other numbers are checked here.
-A mechanism that excludes an event has no finite rho.
+``_MECHANISMS`` has the readings of each mechanism of a batch. The cost of a histogram is not a number of the
+entry: it is part of the mechanism's definition, and the other numbers are checked here.
 
 All rhos are rationals, so every reader gets the same result of their comparison. The test of
 (epsilon, delta) uses :mod:`~streaming_pca.privacy.calibration`, with a slack of one part in 10^12.
@@ -190,6 +170,7 @@ class _InSecretOrder:
 
     @property
     def rho(self) -> Cost:
+        # The order does not help zCDP.
         return 1 / (2 * self.multiplier**2)
 
     def keeps(self, epsilon: Fraction, delta: Fraction, batches: int) -> bool:
@@ -217,7 +198,8 @@ def _readings(contract: Parameters, parameters: Parameters) -> tuple[list[_Readi
     own = _MECHANISMS[name](name, contract, parameters)
     mean = _section(parameters, "mean", "mean")
     if mean is not None:
-        # If an event is excluded, a user's other batches exclude it too.
+        # Of versions up to 0.5: a Gaussian and, in parallel, a quantile. If an event is excluded, a user's
+        # other batches exclude it too.
         failure = max((r.failure for r in own if isinstance(r, _Composed)), default=Fraction(0))
         gaussian = ((_number(mean, "sigma_over_sensitivity"), 1),)
         own.append(_Composed("its mean", gaussian, failure=failure))
@@ -252,6 +234,7 @@ def _of_gap(name: str, contract: Parameters, parameters: Parameters) -> list[_Re
 
 
 def _of_range(name: str, contract: Parameters, parameters: Parameters) -> list[_Reading]:
+    """Read the halves of a batch: a histogram of the whole guarantee, and a histogram with a Gaussian."""
     accounting = parameters.get("accounting")
     if accounting == "paper":
         # The other half pays for the histogram.
@@ -272,7 +255,9 @@ def _of_start(name: str, contract: Parameters, parameters: Parameters) -> list[_
 
 
 _MECHANISMS: dict[str, Callable[[str, Parameters, Parameters], list[_Reading]]] = {
+    # Any estimator may name "gaussian".
     **dict.fromkeys(("private-oja", "tensor-private", "gaussian"), _one_gaussian),
+    # One, whose budget all mechanisms of the batch share.
     **dict.fromkeys(("analyze-gauss", "adaptive", "block"), _one_gaussian),
     "noisy-power": lambda name, _, own: [_Composed(name, _gaussians(own, _count(own, "iterations")))],
     "adaptive-power": _searches,
@@ -284,9 +269,9 @@ _MECHANISMS: dict[str, Callable[[str, Parameters, Parameters], list[_Reading]]] 
     "tadadpo": _of_start,
 }
 _IN_PARTS = {"k-dp-ojas", "adadpo", "dp-pca", "k-dp-pca", "tadadpo"}
-"""Mechanisms whose batches cost a user parts of epsilon and delta, by basic composition."""
+"""Mechanisms whose batches each cost a user a part (basic composition); others compose as Gaussians."""
 _UNBOUNDED = {"adadpo", "dp-pca", "k-dp-pca", "tadadpo", "output-perturbation"}
-"""Mechanisms whose answer may reveal everything, with a probability below delta."""
+"""Mechanisms whose answer may reveal everything, with a probability below delta: they have no finite rho."""
 
 
 def _gaussians(
