@@ -154,11 +154,9 @@ def noise_variance(
 ) -> float | None:
     """Estimate the mean variance of the d - k directions outside the components.
 
-    It is 0 for k = d, and None without a total variance. Else it is (total - sum of variances)/(d - k): noise
-    can make the difference negative, and a density needs a variance above 0. So the difference is at least
-    the noise of the sum of d - k variances, as far as errors show it: the smallest of their ``errors`` times
-    sqrt(d - k), and at most the total's error. Most of the larger errors is a share of large variances, cut
-    off by clips, which the rest does not have. Without an error the floor is 2**-52 of the largest variance.
+    ``noise_variance_`` of a model; None without a total variance. Its floor is the noise of the sum of d - k
+    variances, as far as errors show it. Most of the larger ``errors`` is a share of large variances, cut off
+    by clips, which the rest does not have. Without an error the floor is 2**-52 of the largest variance.
     """
     left = dim - len(variances)
     if not left:

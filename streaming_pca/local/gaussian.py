@@ -64,9 +64,8 @@ class LocalGaussian:
     after the clip and the division by R. Only the user sees x, so this is
     local differential privacy: no other user, and no server, is trusted.
 
-    *Sensitivity.* x becomes integers z with |z| <= S = 2**20, checked in integers. For z and w of two records
-    |upper(z z^T - w w^T)|_2^2 <= |z|^4 + |w|^4 - 2 <z, w>^2 <= 2 S^4, with equality at unit vectors of two
-    axes. So the sensitivity is sqrt(2) S^2, exactly, and all products z_i z_j <= 2**40 are exact in int64.
+    *Sensitivity.* It is sqrt(2) S^2, exactly: x becomes integers z with |z| <= S = 2**20, checked in
+    integers. All products z_i z_j <= 2**40 are exact in int64.
 
     *Noise.* :func:`~streaming_pca.privacy.mechanisms.gaussian.gaussian_on_vector` of one scale for
     all entries, by :func:`~streaming_pca.privacy.calibration.multipliers.lattice_sigma`. Division by
@@ -75,8 +74,8 @@ class LocalGaussian:
     *Cost.* About 40 ns a number, in one thread: 2 ms at d = 200, 0.1 s at d = 2000, after 0.2 s
     for the first report of a process. Memory is the report, and 10 MB.
 
-    The sensitivity, the noise multiplier and the clip deviate from the paper; proof and
-    deviations: docs/explanation/proofs/noise.md.
+    The sensitivity, the noise multiplier and the clip deviate from the paper; proofs and deviations:
+    docs/explanation/proofs/noise.md.
 
     Source: [WangXu2020, Alg. 1]; steps 1 to 3 run here, 4 and 5 on the server.
 

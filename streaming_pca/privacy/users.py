@@ -7,14 +7,10 @@ with any payloads. Offsets, and so positions in batches, are the same in both.
 Nothing is released. The table decides which records enter the mechanisms of a
 batch (the others become null records), and is as secret as the records.
 
-A record counts if its user has no earlier record in the batch and has counted in
-fewer than ``limit`` batches before: both depend on that user's own messages and on public
-batch boundaries alone. So each batch's mechanisms see inputs that differ in one record, and at most
-``limit`` batches differ at all: the charge of a batch composes ``limit`` times.
-
-Neither condition may ever read another user's records: with a bound on users in a
-batch, for example, one user's message could displace another's. ``len`` and the sizes
-of the shards' arrays and bytes depend on contents: none may be shown as a metric or logged.
+A record counts if its user has no earlier record in the batch and has counted in fewer than ``limit``
+batches before. So each batch's mechanisms see inputs that differ in one record, and at most ``limit`` batches
+differ at all. Neither condition may ever read another user's records. ``len`` and the sizes of the shards'
+arrays and bytes depend on contents: none may be shown as a metric or logged.
 
 The table has 64 shards, each in sorted numpy arrays: users are in order of (high, low) and are equal only if
 all 128 bits are. A shard is copied to add users to it, one array after the other; no other shard is.
