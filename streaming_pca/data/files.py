@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.data.arrow import NUMBER_TYPES, need_pyarrow
-from streaming_pca.data.tables import IpcFile, ParquetFiles, length_of_lists, rows_of_columns, rows_of_lists
+from streaming_pca.data.tables import IpcFile, ParquetFiles, length_of_lists, rows_of_lists
 from streaming_pca.errors import LibraryMissing, UserError
 from streaming_pca.text import is_number, one_line, printable
 
@@ -432,8 +432,10 @@ def _open_tables(
         with _reading(path):
             for batch in tables.batches(columns):
                 if batch.num_rows:
-                    found = batch.columns
-                    yield rows_of_lists(path, found[0], dim, strict) if lists else rows_of_columns(found)
+                    if lists:
+                        yield rows_of_lists(path, batch.column(0), dim, strict)
+                    else:
+                        yield np.stack([each.to_numpy(zero_copy_only=False) for each in batch], axis=1)
 
     def keys() -> Iterator[bytes | None]:
         assert place is not None

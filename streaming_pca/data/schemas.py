@@ -203,11 +203,7 @@ def _plain(node: Any) -> Any:
         return [_plain(item) for item in node]
     if not isinstance(node, dict):
         return node
-    return {
-        key: _words(value) if key == "description" and isinstance(value, str) else _plain(value)
-        for key, value in node.items()
-    }
-
-
-def _words(text: str) -> str:
-    return _ROLE.sub(r"\1", one_line(text)).replace("``", "")
+    plain = {key: _plain(value) for key, value in node.items()}
+    if isinstance(text := node.get("description"), str):
+        plain["description"] = _ROLE.sub(r"\1", one_line(text)).replace("``", "")
+    return plain

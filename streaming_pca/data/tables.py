@@ -102,10 +102,6 @@ def schema_of_file(path: Path) -> tuple[Any, Any]:
             return pyarrow.ipc.open_stream(source).schema, pyarrow
 
 
-def rows_of_columns(columns: Sequence[Any]) -> Numbers:
-    return np.stack([column.to_numpy(zero_copy_only=False) for column in columns], axis=1)
-
-
 def length_of_lists(batches: Iterable[Any]) -> int:
     """Return the length of the first list; 0 if all are null."""
     return next((len(each) for batch in batches for each in batch.column(0) if each.is_valid), 0)

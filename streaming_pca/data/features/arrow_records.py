@@ -57,14 +57,10 @@ class ArrowRecords:
     def _column(self, batch: Any, names: list[str], columns: Columns, size: int) -> list[Any]:
         for name, below in columns:
             if name in names:
-                rows = np.arange(batch.num_rows)
-                return _values(self._pyarrow, _last(batch, names, name), rows, below, size)
+                # The last of two columns of one name counts, as in JSON.
+                last = batch.column(len(names) - 1 - names[::-1].index(name))
+                return _values(self._pyarrow, last, np.arange(batch.num_rows), below, size)
         return [None] * batch.num_rows
-
-
-def _last(batch: Any, names: list[str], name: str) -> Any:
-    # The last of two columns of one name counts, as in JSON.
-    return batch.column(len(names) - 1 - names[::-1].index(name))
 
 
 def _values(pyarrow: Any, array: Any, rows: Rows, path: Path, size: int) -> list[Any]:
@@ -147,7 +143,10 @@ def _leaves(pyarrow: Any, array: Any, rows: Rows, size: int) -> list[Any]:
     is_scalar = str(items.type) in NUMBER_TYPES or types.is_boolean(items.type) or types.is_string(items.type)
     if not is_scalar or items.offset:
         return [None if row < 0 else NOTHING for row in rows.tolist()]
-    _check_length(types, items)
+    buffer = items.buffers()[1]
+    bits = 0 if buffer is None else 8 * buffer.size
+    if len(items) * (1 if types.is_boolean(items.type) else 8) > bits:
+        raise MalformedPayload("a column longer than its buffer")
     lists: list[Any] = []
     for row, first, last in zip(rows.tolist(), *(each.tolist() for each in spans), strict=True):
         if row < 0 or last - first > size:
@@ -155,14 +154,6 @@ def _leaves(pyarrow: Any, array: Any, rows: Rows, size: int) -> list[Any]:
         else:
             lists.append(_scalars(pyarrow, items, _there(items, np.arange(first, last))))
     return lists
-
-
-def _check_length(types: Any, items: Any) -> None:
-    """Raise MalformedPayload if a column claims to be longer than its buffer."""
-    buffer = items.buffers()[1]
-    bits = 0 if buffer is None else 8 * buffer.size
-    if len(items) * (1 if types.is_boolean(items.type) else 8) > bits:
-        raise MalformedPayload("a column longer than its buffer")
 
 
 def _scalars(pyarrow: Any, array: Any, rows: Rows) -> list[Any]:
