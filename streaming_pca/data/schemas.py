@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -176,14 +176,6 @@ def _field_schema(feature: Feature) -> Schema:
     elif feature.bounds is not None:
         schema["description"] = f"Clamped to {feature.bounds[0]:g} and {feature.bounds[1]:g}."
     return schema
-
-
-MESSAGE_SCHEMAS: dict[str, Callable[[], Schema]] = {
-    "release": release_schema,
-    "ledger": ledger_schema,
-    "payload": payload_schema,
-}
-"""Makers of the schemas by their names."""
 
 
 def _document(name: str, title: str, schema: Schema) -> Schema:

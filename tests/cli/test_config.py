@@ -16,7 +16,7 @@ from jsonschema import Draft202012Validator
 from streaming_pca.config.environment import SECRETS, variable_name
 from streaming_pca.config.loading import load_streams
 from streaming_pca.config.schema import every_setting, file_schema
-from streaming_pca.data.schemas import MESSAGE_SCHEMAS, payload_schema
+from streaming_pca.data.schemas import payload_schema
 from streaming_pca.service.topics.asyncapi import asyncapi_document
 from tests.cli.command import call
 from tests.cli.test_app import closed_port, one_line, run, write_config
@@ -24,6 +24,7 @@ from tests.cli.test_refusals import LOCAL
 from tests.config.test_loading import PASSWORD, SEVERAL, TOKEN
 from tests.config.test_settings import GOOD, OJA
 from tests.security.needles import secret
+from tests.service.contract import MESSAGE_SCHEMAS
 from tests.waiting import without_progress
 
 Patch = pytest.MonkeyPatch

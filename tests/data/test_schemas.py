@@ -15,7 +15,7 @@ from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.data.features.records import JSON
 from streaming_pca.data.records import RecordKind
 from streaming_pca.data.release import Release
-from streaming_pca.data.schemas import MESSAGE_SCHEMAS, payload_schema
+from streaming_pca.data.schemas import payload_schema
 from streaming_pca.privacy.ledger.entries import (
     LedgerEntry,
     MalformedEntry,
@@ -26,7 +26,7 @@ from streaming_pca.privacy.ledger.entries import (
 from tests.data.test_codec import Message
 from tests.data.test_release import accurate, of_a_tensor, plain
 from tests.privacy.ledger.test_entries import RESERVED, entries
-from tests.service.contract import validator
+from tests.service.contract import MESSAGE_SCHEMAS, validator
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(streaming_pca.__file__).parent / "schemas"

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from streaming_pca.config.settings import StreamSettings
-from streaming_pca.data.schemas import MESSAGE_SCHEMAS
+from streaming_pca.data.schemas import ledger_schema, payload_schema, release_schema
 from streaming_pca.service.topics.asyncapi import asyncapi_document
 
 if TYPE_CHECKING:
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 # jsonschema is imported only where it is used: reading the grammar of addresses takes each process two
 # seconds.
+
+MESSAGE_SCHEMAS = {"release": release_schema, "ledger": ledger_schema, "payload": payload_schema}
+"""Makers of the schemas that the package ships, by their names."""
 
 _SCHEMAS = {"release": "release", "entry": "ledger", "json": "payload"}
 """JSON schema of each AsyncAPI message that has one."""
