@@ -69,7 +69,7 @@ def read_stream(pyarrow: Any, value: bytes, columns: int, most_rows: int) -> Ite
     reader = pyarrow.ipc.MessageReader.open_stream(pyarrow.py_buffer(value))
     schema = None
     left = batches = most_rows
-    while (message := _next(reader)) is not None:
+    for message in reader:
         # This bounds the fields of a schema: each becomes an object much larger than its text.
         if len(message.metadata) > 2**16 + 1024 * columns:
             raise MalformedPayload("too much metadata")
@@ -92,13 +92,6 @@ def read_stream(pyarrow: Any, value: bytes, columns: int, most_rows: int) -> Ite
         yield batch
     if schema is None:
         raise MalformedPayload("no schema")
-
-
-def _next(reader: Any) -> Any | None:
-    try:
-        return reader.read_next_message()
-    except StopIteration:
-        return None
 
 
 def _number_types(pyarrow: Any, schema: Any, dim: int) -> list[np.dtype[Any]]:
