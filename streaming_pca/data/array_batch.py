@@ -52,9 +52,7 @@ class ArrayBatch(Block, Batch):
     """Batch whose records are one block of arrays in memory."""
 
     complete: bool = False
-    """True if it is public that no record is null; it never follows from records."""
     rows_per_record: int = 1
-    """Public number of rows of every record that is not null; 1 also where it is not known."""
 
     @classmethod
     def of_vectors(cls, x: ArrayLike, complete: bool = False) -> ArrayBatch:
