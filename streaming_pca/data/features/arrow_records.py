@@ -30,10 +30,8 @@ class ArrowRecords:
     """Decoder of Arrow streams to records, and getters of their fields.
 
     ``places`` has for each field the columns that may hold it, and how many values it takes: a longer list,
-    whose objects could fill the memory, is NOTHING. ``absent`` is empty: each payload has its own schema.
+    whose objects could fill the memory, is NOTHING.
     """
-
-    absent: tuple[Path, ...] = ()
 
     def __init__(self, pyarrow: Any, places: Sequence[tuple[Columns, int]]) -> None:
         self._pyarrow = pyarrow
