@@ -36,8 +36,7 @@ def create_with_cap(
             )
         name, charge = settings.stream.input, check_room(settings.stream, cap, rule)
         together[name] = together.get(name, Charge.nothing()) + charge
-        _check_input(settings)
-        _check_traces(settings)
+        _check_past(settings)
     created: list[str] = []
     for settings in streams:
         stream = settings.stream
@@ -60,41 +59,36 @@ def create_with_cap(
     return created, opened, warnings
 
 
-def _check_input(settings: Settings) -> None:
-    """Refuse a stream that has begun on another or earlier input, or lost its state."""
-    stream = settings.stream
-    found = existing_topics(settings.kafka, [stream.input, stream.state_topic, stream.ledger_topic])
+def _check_past(settings: Settings) -> None:
+    """Refuse a stream with another input or a lost state, or with a lost ledger.
+
+    A lost ledger leaves batches in the state, or traces of any job that has charged these records.
+    """
+    kafka, stream = settings.kafka, settings.stream
+    found = existing_topics(kafka, [stream.input, stream.state_topic, stream.ledger_topic])
+    batch = 0
     if stream.state_topic in found:
         topic_id = str(found[stream.input]["topic_id"]) if stream.input in found else ""
-        batch = check_input(settings.kafka, stream, topic_id)
-        there = batch and stream.ledger_topic in found
-        if batch and not (there and read_ledger(settings.kafka, stream.input).ledger.opened):
-            raise ConfigurationError(
-                f"ledger {stream.ledger_topic!r} is missing or empty, and the state has its batch {batch}: "
-                f"restore the newest backup (`streaming-pca import`), {OTHERWISE}"
-            )
-    elif stream.input in found and stream.ledger_topic in found:
-        committed = read_ledger(settings.kafka, stream.input).ledger.job(stream.name).committed
-        if committed:
+        batch = check_input(kafka, stream, topic_id)
+    if stream.input not in found:
+        return
+    ledger = read_ledger(kafka, stream.input).ledger if stream.ledger_topic in found else None
+    if ledger is not None and ledger.opened:
+        committed = ledger.job(stream.name).committed
+        if committed and stream.state_topic not in found:
             raise ConfigurationError(
                 f"topic {stream.state_topic!r} is missing, and its ledger has {committed} batches: restore "
                 "the newest backup (`streaming-pca import`), or choose a new stream.name"
             )
-
-
-def _check_traces(settings: Settings) -> None:
-    """Refuse a new ledger for records that any job has charged in a lost one."""
-    kafka, stream = settings.kafka, settings.stream
-    found = existing_topics(kafka, [stream.input, stream.ledger_topic])
-    if stream.input not in found:
         return
-    if stream.ledger_topic in found and read_ledger(kafka, stream.input).ledger.opened:
-        return
+    lost = f"ledger {stream.ledger_topic!r} is missing or empty, and"
+    restore = f"restore the newest backup (`streaming-pca import`), {OTHERWISE}"
+    if batch:
+        raise ConfigurationError(f"{lost} the state has its batch {batch}: {restore}")
     for each in group_offsets(kafka, stream.input):
         if each.kind:
             raise ConfigurationError(
-                f"ledger {stream.ledger_topic!r} is missing or empty, and had an entry {each.kind} (trace: "
-                f"group {each.group!r}): restore the newest backup (`streaming-pca import`), {OTHERWISE}"
+                f"{lost} had an entry {each.kind} (trace: group {each.group!r}): {restore}"
             )
 
 
