@@ -26,7 +26,7 @@ from streaming_pca.service.input.source import build_codec
 from streaming_pca.service.kafka.clients import reading_consumer
 from streaming_pca.service.kafka.patches import RecordReader
 from streaming_pca.service.kafka.record_batches import Record
-from streaming_pca.service.kafka.record_blocks import RecordBlock
+from streaming_pca.service.kafka.record_blocks import BlockReader, RecordBlock
 from tests.kafka.conftest import Make, Name, Patch
 from tests.kafka.security import hostile
 from tests.kafka.security.codecs import CODECS
@@ -205,13 +205,13 @@ def test_what_java_writes_is_what_it_wrote(
     kafka = KafkaSettings(bootstrap_servers=kafka_bootstrap)
     for number, topic in enumerate(topics.values()):
         assert codecs_of(kafka, topic) == {number}
-        for blocks in (True, False):
-            assert read_all(kafka, topic, blocks, len(wanted)) == wanted
+        for reader in (BlockReader, RecordReader):
+            assert read_all(kafka, topic, reader, len(wanted)) == wanted
 
 
-def read_all(kafka: KafkaSettings, topic: str, blocks: bool, count: int) -> list[Any]:
+def read_all(kafka: KafkaSettings, topic: str, reader: type[RecordReader], count: int) -> list[Any]:
     found: list[Record] = []
-    with closing(reading_consumer(kafka, io="records", blocks=blocks)) as consumer:
+    with closing(reading_consumer(kafka, io="records", reader=reader)) as consumer:
         partition = TopicPartition(topic, 0)
         consumer.assign([partition])
         consumer.seek(partition, 0)

@@ -22,6 +22,7 @@ from streaming_pca.service.kafka.clients import first_offsets, last_offsets, rea
 from streaming_pca.service.kafka.inflating import most_record_bytes
 from streaming_pca.service.kafka.patches import close_reader, seek
 from streaming_pca.service.kafka.record_batches import UnreadableBatch
+from streaming_pca.service.kafka.record_blocks import BlockReader
 
 _FETCH_BYTES = 4 * 2**20
 """Bytes fetched ahead by all partitions together; at least 1 MiB each.
@@ -52,10 +53,9 @@ class PartitionReader:
     ) -> None:
         self._kafka, self._topic = kafka, stream.input
         self._skip_lost, self._check = skip_lost, check
-        fetch, most = max(_FETCH_BYTES // max(partitions, 1), 2**20), most_record_bytes(codec.most_bytes)
-        self._make_consumer = partial(
-            reading_consumer, kafka, fetch_bytes=fetch, io="records", blocks=True, most_bytes=most
-        )
+        fetch = max(_FETCH_BYTES // max(partitions, 1), 2**20)
+        reader = partial(BlockReader, most_bytes=most_record_bytes(codec.most_bytes))
+        self._make_consumer = partial(reading_consumer, kafka, fetch_bytes=fetch, io="records", reader=reader)
         self._stop = threading.Event()
         self._consumers: dict[int, KafkaConsumer] = {}
         self._free: list[KafkaConsumer] = []

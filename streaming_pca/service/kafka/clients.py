@@ -31,8 +31,7 @@ from streaming_pca.service.errors import NotPermitted
 from streaming_pca.service.kafka import credentials, patches
 from streaming_pca.service.kafka.authorization import missing_permission
 from streaming_pca.service.kafka.diagnosis import diagnose
-from streaming_pca.service.kafka.inflating import MOST_RECORD_BYTES
-from streaming_pca.service.kafka.patches import Io
+from streaming_pca.service.kafka.patches import InflatingReader, Io, RecordReader
 from streaming_pca.service.kafka.transaction import delivery_timeout_ms
 from streaming_pca.text import first_line
 
@@ -139,8 +138,7 @@ def _consumer(
     *,
     io: Io,
     topics: Collection[str] = (),
-    blocks: bool = False,
-    most_bytes: int = MOST_RECORD_BYTES,
+    reader: Callable[..., RecordReader] | None = None,
     **configs: Any,
 ) -> KafkaConsumer:
     """Make a consumer on a shared selector; clean up after a failure."""
@@ -152,13 +150,7 @@ def _consumer(
 
     try:
         consumer = KafkaConsumer(**configs, enable_auto_commit=False, kafka_client=client)
-        reader = patches.RecordReader if io == "records" else patches.InflatingReader
-        if blocks:
-            # Imported here because it needs numpy, which a clock does without.
-            from streaming_pca.service.kafka.record_blocks import BlockReader
-
-            reader = BlockReader
-        patches.use_reader(consumer, reader, most_bytes)
+        patches.use_reader(consumer, reader or (RecordReader if io == "records" else InflatingReader))
         patches.shrink_on_timeout(consumer, configs["request_timeout_ms"])
         return consumer
     except BaseException:
@@ -252,23 +244,21 @@ def reading_consumer(
     fetch_bytes: int = _FETCH_BYTES,
     io: Io = "logs",
     topics: Collection[str] = (),
-    blocks: bool = False,
-    most_bytes: int = MOST_RECORD_BYTES,
+    reader: Callable[..., RecordReader] | None = None,
 ) -> KafkaConsumer:
     """Make a consumer without a group; the caller assigns partitions and positions.
 
     ``io`` is the thread of its socket: "records" for an input, "control" for a consumer that does not fetch
     and must not wait for fetches, "logs" otherwise. The leaders of ``topics`` are requested immediately;
-    others a tenth of a second later. With ``blocks`` a poll also returns blocks of records. ``most_bytes`` is
-    the longest record that is kept from a compressed batch.
+    others a tenth of a second later. ``reader`` reads the broker's responses, of an input by default with
+    :class:`RecordReader`.
     """
     return _connect(
         settings,
         _consumer,
         io=io,
         topics=topics,
-        blocks=blocks,
-        most_bytes=most_bytes,
+        reader=reader,
         isolation_level="read_committed" if committed else "read_uncommitted",
         auto_offset_reset="none",
         fetch_max_bytes=fetch_bytes,

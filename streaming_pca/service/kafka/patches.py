@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import partial
 from typing import Any, Literal
 
 from kafka import KafkaConsumer, KafkaProducer, OffsetAndMetadata, TopicPartition
@@ -448,7 +447,7 @@ class InflatingReader(RecordReader):
         return parse_batch(to_batch(batch))
 
 
-def use_reader(consumer: KafkaConsumer, reader: type[RecordReader], most_bytes: int) -> None:
+def use_reader(consumer: KafkaConsumer, reader: Callable[..., RecordReader]) -> None:
     """Make a consumer use a reader, and end polls that inflate bytes.
 
     kafka-python would otherwise continue with a partition until the poll has its maximum number of records.
@@ -460,7 +459,7 @@ def use_reader(consumer: KafkaConsumer, reader: type[RecordReader], most_bytes: 
         count: int = append(drained, part, most, *how)
         return max(count, most) if part.inflated else count
 
-    fetcher.PartitionRecords = partial(reader, most_bytes=most_bytes)
+    fetcher.PartitionRecords = reader
     fetcher._append = append_and_end
 
 

@@ -36,7 +36,7 @@ from streaming_pca.service.kafka.clients import (
     transactional_producer,
 )
 from streaming_pca.service.kafka.inflating import most_record_bytes
-from streaming_pca.service.kafka.patches import close_reader
+from streaming_pca.service.kafka.patches import RecordReader, close_reader
 from streaming_pca.service.kafka.record_batches import UnreadableBatch
 from streaming_pca.service.kafka.transaction import Transaction, delivery_timeout_ms, discard
 from streaming_pca.service.projection.encoding import Encoder, FollowingCodec, headers_of, project
@@ -249,7 +249,7 @@ class Projector:
                 max_poll_records=_BATCH_RECORDS,
                 fetch_bytes=_FETCH_BYTES,
                 io="records",
-                most_bytes=most_record_bytes(self._schemas.codec.most_bytes),
+                reader=partial(RecordReader, most_bytes=most_record_bytes(self._schemas.codec.most_bytes)),
             )
             tps = [self._tp(p) for p in assignment.partitions]
             timeout = self._kafka.request_timeout_ms

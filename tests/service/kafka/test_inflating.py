@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -451,7 +452,7 @@ def test_the_client_ends_a_poll_with_what_was_inflated() -> None:
             return len(taken[-1])
 
     fetcher = Fetcher()
-    use_reader(SimpleNamespace(_fetcher=fetcher), BlockReader, most_bytes=100)
+    use_reader(SimpleNamespace(_fetcher=fetcher), partial(BlockReader, most_bytes=100))
     records = [record(b"a"), record(bytes(100), 1), record(b"b", 2)]
     for data, left in ((compressed("lz4", records), 2000), (batch(records), 3)):
         part = fetcher.PartitionRecords(0, TP, MemoryRecords(data))  # type: ignore[attr-defined]
