@@ -27,13 +27,7 @@ from streaming_pca.data.release import Release
 from streaming_pca.privacy.ledger.ledger import JobLedger, Ledger
 from streaming_pca.service.commit.log_reader import LedgerReplay
 from streaming_pca.service.errors import StreamRefused, TopicError
-from streaming_pca.service.kafka.clients import (
-    ask_broker,
-    first_offsets,
-    last_offsets,
-    reading_consumer,
-    retry,
-)
+from streaming_pca.service.kafka.clients import ask_broker, offsets_by, reading_consumer, retry
 
 T = TypeVar("T")
 Offsets = dict[TopicPartition, int]
@@ -105,8 +99,11 @@ def fetch_broker_snapshot(
         # The client requests the leaders of its assigned topics.
         consumer.assign(tps)
     timeout = kafka.request_timeout_ms
-    first = retry(lambda: first_offsets(consumer, tps, timeout), NO_LEADER, timeout) if tps else {}
-    end = retry(lambda: last_offsets(consumer, tps, timeout), NO_LEADER, timeout) if tps else {}
+
+    def bounds(by: Callable[..., Offsets]) -> Offsets:
+        return retry(lambda: offsets_by(by, tps, timeout), NO_LEADER, timeout) if tps else {}
+
+    first, end = bounds(consumer.beginning_offsets), bounds(consumer.end_offsets)
     names = [s.stream.name for s in all_settings]
     return BrokerSnapshot(
         members={

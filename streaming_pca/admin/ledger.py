@@ -17,7 +17,7 @@ from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.commit.log_reader import LedgerLog, LedgerReplay
 from streaming_pca.service.errors import TopicError
 from streaming_pca.service.kafka.authorization import session_lost_by
-from streaming_pca.service.kafka.clients import last_offsets, reading_consumer
+from streaming_pca.service.kafka.clients import offsets_by, reading_consumer
 from streaming_pca.service.topics.find import topic_id_of
 from streaming_pca.text import offsets_text
 
@@ -124,7 +124,7 @@ def end_offsets(kafka: KafkaSettings, topic: str) -> dict[int, int]:
         closing(reading_consumer(kafka, committed=False, topics=[topic])) as consumer,
     ):
         tps = [TopicPartition(topic, p) for p in consumer.partitions_for_topic(topic) or ()]
-        ends = last_offsets(consumer, tps, kafka.request_timeout_ms)
+        ends = offsets_by(consumer.end_offsets, tps, kafka.request_timeout_ms)
     return {tp.partition: end for tp, end in ends.items()}
 
 

@@ -18,13 +18,7 @@ from kafka.errors import (
 from streaming_pca.admin.broker_status import NO_LEADER
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.service.kafka.authorization import missing_permission
-from streaming_pca.service.kafka.clients import (
-    BrokerUnreachable,
-    first_offsets,
-    last_offsets,
-    reading_consumer,
-    retry,
-)
+from streaming_pca.service.kafka.clients import BrokerUnreachable, offsets_by, reading_consumer, retry
 
 DENIED = "topic {!r} may not be read by this user"
 _PATH = re.compile(r"""(?<![\w/])['"]?/[^\s'",:;()]+['"]?""")
@@ -75,11 +69,11 @@ class TopicsReader:
             return {}
 
         def ask(of: Callable[..., dict[TopicPartition, int]]) -> dict[TopicPartition, int]:
-            return retry(lambda: of(self._consumer, tps, self._timeout_ms), NO_LEADER, patience_ms)
+            return retry(lambda: offsets_by(of, tps, self._timeout_ms), NO_LEADER, patience_ms)
 
         try:
             # For a read_committed consumer, ends are last stable offsets: before the first open transaction.
-            firsts, ends = ask(first_offsets), ask(last_offsets)
+            firsts, ends = ask(self._consumer.beginning_offsets), ask(self._consumer.end_offsets)
         except LeaderNotAvailableError:
             if len(tps) == 1:
                 return {}

@@ -39,12 +39,7 @@ from pydantic import SecretStr
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.data.features.records import PublicSchema, Schemas, Subject
 from streaming_pca.service.errors import SessionLost, StreamRefused
-from streaming_pca.service.kafka.clients import (
-    BrokerUnreachable,
-    admin_client,
-    last_offsets,
-    reading_consumer,
-)
+from streaming_pca.service.kafka.clients import BrokerUnreachable, admin_client, offsets_by, reading_consumer
 from streaming_pca.service.process_hardening import protect_process, withheld_messages
 
 if TYPE_CHECKING:
@@ -206,7 +201,7 @@ class Poller:
             # An unresponsive topic must not delay the other topics' ticks for long.
             timeout = timeout if len(group) > 1 else min(timeout, _SINGLE_TOPIC_MS)
             try:
-                found = last_offsets(consumer, wanted, timeout) if wanted else {}
+                found = offsets_by(consumer.end_offsets, wanted, timeout) if wanted else {}
             except KafkaError as error:
                 self._answered -= set(group)
                 if len(group) > 1:

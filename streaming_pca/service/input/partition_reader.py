@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError, LogTruncationError, OffsetOutOfRangeError
@@ -18,7 +18,7 @@ from streaming_pca.service.errors import RecordsLost, SessionLost
 from streaming_pca.service.input.buffer import PartitionBuffer, RecordBuffer
 from streaming_pca.service.input.end_offsets import Offsets
 from streaming_pca.service.input.reader import deleted, tail_lost
-from streaming_pca.service.kafka.clients import first_offsets, last_offsets, reading_consumer
+from streaming_pca.service.kafka.clients import TpOffsets, offsets_by, reading_consumer
 from streaming_pca.service.kafka.inflating import most_record_bytes
 from streaming_pca.service.kafka.patches import close_reader, seek
 from streaming_pca.service.kafka.record_batches import UnreadableBatch
@@ -106,16 +106,16 @@ class PartitionReader:
 
     def first_offsets(self, partitions: Sequence[int]) -> Offsets:
         consumer = next(iter(self._consumers.values()), None) or self._idle_consumer()
-        return self._offsets(first_offsets, consumer, partitions, "starts")
+        return self._offsets(consumer.beginning_offsets, partitions, "starts")
 
     def last_offsets(self, partitions: Sequence[int]) -> Offsets:
         with closing(reading_consumer(self._kafka, committed=False, topics=[self._topic])) as consumer:
-            return self._offsets(last_offsets, consumer, partitions, "ends")
+            return self._offsets(consumer.end_offsets, partitions, "ends")
 
-    def _offsets(self, ask: Any, consumer: KafkaConsumer, partitions: Sequence[int], what: str) -> Offsets:
+    def _offsets(self, ask: Callable[..., TpOffsets], partitions: Sequence[int], what: str) -> Offsets:
         tps, timeout = [self._tp(p) for p in partitions], self._kafka.request_timeout_ms
         try:
-            return {tp.partition: offset for tp, offset in ask(consumer, tps, timeout).items()}
+            return {tp.partition: offset for tp, offset in offsets_by(ask, tps, timeout).items()}
         except KafkaError as error:
             raise SessionLost(f"reading partition {what} failed: {type(error).__name__}") from None
 

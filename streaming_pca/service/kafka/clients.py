@@ -340,17 +340,8 @@ def plain_producer(settings: KafkaSettings) -> KafkaProducer:
     )
 
 
-def first_offsets(consumer: KafkaConsumer, tps: Iterable[TopicPartition], timeout_ms: int) -> TpOffsets:
-    """Return the first offsets of partitions; raise KafkaError unless all are known."""
-    return _offsets(consumer.beginning_offsets, tps, timeout_ms)
-
-
-def last_offsets(consumer: KafkaConsumer, tps: Iterable[TopicPartition], timeout_ms: int) -> TpOffsets:
-    """Return the end offsets of partitions; raise KafkaError unless all are known."""
-    return _offsets(consumer.end_offsets, tps, timeout_ms)
-
-
-def _offsets(ask: Callable[..., TpOffsets], tps: Iterable[TopicPartition], timeout_ms: int) -> TpOffsets:
+def offsets_by(ask: Callable[..., TpOffsets], tps: Iterable[TopicPartition], timeout_ms: int) -> TpOffsets:
+    """Return a consumer's ``beginning_offsets`` or ``end_offsets``; raise KafkaError unless all are known."""
     try:
         return {tp: int(offset) for tp, offset in ask(list(tps), timeout_ms=timeout_ms).items()}
     except KeyError as error:

@@ -30,8 +30,7 @@ from streaming_pca.data.projection import Projection
 from streaming_pca.service.errors import RecordsLost, SessionLost, StreamRefused
 from streaming_pca.service.kafka.clients import (
     admin_client,
-    first_offsets,
-    last_offsets,
+    offsets_by,
     reading_consumer,
     transactional_producer,
 )
@@ -253,7 +252,8 @@ class Projector:
             )
             tps = [self._tp(p) for p in assignment.partitions]
             timeout = self._kafka.request_timeout_ms
-            first, ends = first_offsets(reader, tps, timeout), last_offsets(reader, tps, timeout)
+            first = offsets_by(reader.beginning_offsets, tps, timeout)
+            ends = offsets_by(reader.end_offsets, tps, timeout)
             reader.assign(tps)
             for tp in tps:
                 position = known.get(tp.partition, first[tp])
@@ -300,13 +300,13 @@ class Projector:
     def _output_ends(self) -> dict[TopicPartition, int]:
         tps = [TopicPartition(self._output.topic, p) for p in range(self._output.partitions)]
         with closing(reading_consumer(self._kafka)) as consumer:
-            return last_offsets(consumer, tps, self._kafka.request_timeout_ms)
+            return offsets_by(consumer.end_offsets, tps, self._kafka.request_timeout_ms)
 
     def _has_projections(self, ends: Mapping[TopicPartition, int]) -> bool:
         """Return whether the output ever had a committed message before these ends."""
         timeout = self._kafka.request_timeout_ms
         with self._named("reading the output"), closing(reading_consumer(self._kafka)) as consumer:
-            if any(first_offsets(consumer, list(ends), timeout).values()):
+            if any(offsets_by(consumer.beginning_offsets, ends, timeout).values()):
                 return True  # retention has deleted messages
             left = [tp for tp, end in ends.items() if end > 0]
             consumer.assign(left)
@@ -416,7 +416,8 @@ class Projector:
         """Return the first and end offset of each input partition, before open transactions."""
         tps, timeout = [self._tp(p) for p in self._output.input_partitions], self._kafka.request_timeout_ms
         with self._named("reading the input's ends"), closing(reading_consumer(self._kafka)) as consumer:
-            first, last = first_offsets(consumer, tps, timeout), last_offsets(consumer, tps, timeout)
+            first = offsets_by(consumer.beginning_offsets, tps, timeout)
+            last = offsets_by(consumer.end_offsets, tps, timeout)
             return {tp.partition: (first[tp], last[tp]) for tp in tps}
 
     def has_reached(self, ends: Mapping[int, tuple[int, int]]) -> bool:

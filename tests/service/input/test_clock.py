@@ -122,7 +122,7 @@ def test_slow_ticks_end_nothing(monkeypatch: Patch) -> None:
         ticks.release()
         raise KafkaError
 
-    monkeypatch.setattr(clock, "last_offsets", slow)
+    monkeypatch.setattr(clock, "offsets_by", slow)
     monkeypatch.setattr(clock, "_end", ended.set)
     kafka = KafkaSettings(bootstrap_timeout_ms=100, request_timeout_ms=1000)
     poller = Poller(kafka, 0.1, 1000.0, lambda _: None)
@@ -149,7 +149,7 @@ def test_one_unexpected_error_costs_a_tick_and_two_in_a_row_the_lead(monkeypatch
             raise ValueError("a socket")
         return {TopicPartition("topic", 0): answer}
 
-    monkeypatch.setattr(clock, "last_offsets", ask)
+    monkeypatch.setattr(clock, "offsets_by", ask)
     poller = Poller(KafkaSettings(), 0.01, 1000.0, events.put)
     poller.set_topics({"topic": 1})
     threading.Thread(target=poller.run, daemon=True).start()
@@ -179,7 +179,7 @@ def test_rare_ticks_end_nothing(monkeypatch: Patch) -> None:
         ticks.release()
         raise KafkaError
 
-    monkeypatch.setattr(clock, "last_offsets", count)
+    monkeypatch.setattr(clock, "offsets_by", count)
     monkeypatch.setattr(clock, "_end", ended.set)
     kafka = KafkaSettings(bootstrap_timeout_ms=100).model_copy(update={"request_timeout_ms": 300})
     poller = Poller(kafka, 3.0, 1000.0, lambda _: None)
@@ -328,7 +328,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> None:
     def describe(topics: list[str]) -> list[dict[str, Any]]:
         return [{"name": name, "topic_id": "id", "error_code": 0} for name in topics]
 
-    client = SimpleNamespace(describe_topics=describe, close=lambda **_: None)
+    client = SimpleNamespace(describe_topics=describe, end_offsets=None, close=lambda **_: None)
     monkeypatch.setattr(clock, "admin_client", lambda _: client)
     monkeypatch.setattr(clock, "reading_consumer", lambda *_, **__: client)
 

@@ -45,9 +45,10 @@ class Message:
 
 @dataclass
 class Log:
-    """Partitions of a topic, and how often each was polled."""
+    """Partitions of a topic, the end of each with open transactions, and how often each was polled."""
 
     partitions: dict[int, list[Message]]
+    end: int = 199
     polls: dict[int, int] = field(default_factory=dict)
     rng: random.Random = field(default_factory=lambda: random.Random(0))
 
@@ -65,6 +66,12 @@ class FakeConsumer:
 
     def seek(self, partition: TopicPartition, position: int) -> None:
         self._position = position
+
+    def beginning_offsets(self, partitions: list[TopicPartition], timeout_ms: int) -> dict[Any, int]:
+        return dict.fromkeys(partitions, 0)
+
+    def end_offsets(self, partitions: list[TopicPartition], timeout_ms: int) -> dict[Any, int]:
+        return dict.fromkeys(partitions, self._log.end)
 
     def position(self, partition: TopicPartition, timeout_ms: int) -> int:
         return self._position
@@ -98,7 +105,6 @@ def plan(count: int, granularity: int = 1) -> Plan:
 def read_from(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader_module, "reading_consumer", lambda *_, **__: FakeConsumer(log))
     monkeypatch.setattr(reader_module, "seek", lambda consumer, tp, at, _: consumer.seek(tp, at))
-    monkeypatch.setattr(reader_module, "first_offsets", lambda _, tps, __: dict.fromkeys(tps, 0))
 
 
 @pytest.fixture
@@ -120,10 +126,9 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> Reading:
         named: Sequence[int] | None = None,
         positions: dict[int, int] | None = None,
     ) -> tuple[Source, OffsetFeed]:
-        log.rng, log.polls = random.Random(seed), {}
+        log.rng, log.polls, log.end = random.Random(seed), {}, last
         monkeypatch.setattr(source_module, "_READ_AHEAD_BYTES", least)
         read_from(log, monkeypatch)
-        monkeypatch.setattr(reader_module, "last_offsets", lambda _, tps, __: dict.fromkeys(tps, last))
         feed = OffsetFeed("t", lambda: None)
         partitions = sorted(log.partitions) if named is None else named
         reader = kind(KafkaSettings(), STREAM, PayloadCodec(DIM), len(partitions), skip, feed.check)

@@ -18,7 +18,7 @@ from kafka.producer.record_accumulator import RecordAccumulator
 
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.service.kafka import clients
-from streaming_pca.service.kafka.clients import first_offsets
+from streaming_pca.service.kafka.clients import offsets_by
 from tests.cli.test_app import closed_port
 from tests.config.refusals import refusal
 from tests.security.needles import secret
@@ -237,4 +237,4 @@ def test_a_partition_without_a_leader_is_an_error_of_the_client_s_kind() -> None
             return {partitions[0]: 0, "other": {}[partitions[1]]}
 
     with pytest.raises(clients.KafkaError, match="no known leader"):
-        first_offsets(Forgetful(), ["a", "b"], 100)  # type: ignore[arg-type, list-item]
+        offsets_by(Forgetful().beginning_offsets, ["a", "b"], 100)  # type: ignore[list-item]
