@@ -254,7 +254,7 @@ def _produce_reports(
     rate: float | None,
     as_json: bool,
 ) -> None:
-    from streaming_pca.admin.produce_reports import arrange_vectors, report_mechanism, send_reports
+    from streaming_pca.admin.produce import arrange_vectors, report_mechanism, send_reports
     from streaming_pca.data.files import open_records
     from streaming_pca.local.accountant import LocalAccountant
 

@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 from kafka.admin import NewTopic
 
-from streaming_pca.admin import produce_reports
-from streaming_pca.admin.produce_reports import arrange_vectors, report_mechanism, row_users, send_reports
+from streaming_pca.admin import produce
+from streaming_pca.admin.produce import arrange_vectors, report_mechanism, row_users, send_reports
 from streaming_pca.client import Producer, sending
 from streaming_pca.client.sending import Outgoing, Produced
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
@@ -84,7 +84,7 @@ def sent(monkeypatch: Patch) -> Sent:
         assert len(found) == total
         return Produced(len(found), len(found), 0.0, topic, not_finite)
 
-    monkeypatch.setattr(produce_reports, "send_messages", send)
+    monkeypatch.setattr(produce, "send_messages", send)
     return found
 
 
@@ -267,7 +267,7 @@ def test_a_user_of_two_rows_reports_once(sent: Sent, accountant: LocalAccountant
         send_reports(NOWHERE, "in", records, mechanism, **how)
     np.testing.assert_allclose(reports(sent), exact(CLIPPED[[0, 1, 3]]), atol=4e-6)
     assert sum(reported) == 4
-    assert len(produce_reports.without_spent(row_users(records), accountant, "in", mechanism)) == 0
+    assert len(produce.without_spent(row_users(records), accountant, "in", mechanism)) == 0
 
 
 @pytest.mark.parametrize("shuffle", [None, 5])
@@ -302,7 +302,7 @@ def test_an_interrupted_file_goes_on_where_it_stopped(
 def test_a_user_who_was_charged_from_python_has_spent(accountant: LocalAccountant) -> None:
     accountant.spend(b"ada", "in", *ONE)
     users = row_users(keyed(b"ada", b"bob", b"eve", b"ada"))
-    assert produce_reports.without_spent(users, accountant, "in", LocalGaussian(*ONE)).tolist() == [1, 2]
+    assert produce.without_spent(users, accountant, "in", LocalGaussian(*ONE)).tolist() == [1, 2]
 
 
 def test_a_row_is_its_own_user_where_the_file_has_no_keys() -> None:
@@ -320,7 +320,7 @@ def test_nobody_is_charged_where_no_broker_answers(accountant: LocalAccountant, 
     monkeypatch.setattr(clients, "admin_client", no_answer)
     with pytest.raises(BrokerUnreachable):
         send_reports(NOWHERE, "in", RECORDS, LocalGaussian(*ONE), accountant=accountant)
-    assert len(produce_reports.without_spent(row_users(RECORDS), accountant, "in", LocalGaussian(*ONE))) == 4
+    assert len(produce.without_spent(row_users(RECORDS), accountant, "in", LocalGaussian(*ONE))) == 4
 
 
 def test_no_more_waits_to_be_sent_than_a_few_large_reports(monkeypatch: Patch) -> None:
