@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from streaming_pca.client.encoding import ContentType, payload_encoder, payload_headers
 from streaming_pca.client.producer import charged_report
-from streaming_pca.client.sending import Outgoing, Produced, send_messages
-from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
+from streaming_pca.client.sending import Outgoing, Produced, Sending, send_messages
+from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.features.reading import FieldReader
 from streaming_pca.data.features.records import split_path
@@ -116,28 +116,27 @@ def arrange(
     return records
 
 
+def _order(to: Sending, count: int) -> NDArray[np.int64] | None:
+    """Return the random order of ``count`` records; None for their own order."""
+    return None if to.shuffle is None else utility_generator(to.shuffle).permutation(count)
+
+
 def send_records(
-    kafka: KafkaSettings,
-    topic: str,
+    to: Sending,
     records: RecordFile | NDArray[np.floating],
     *,
     dtype: str = "float32",
     content_type: ContentType = "octets",
     rows_per_message: int = 1,
-    shuffle: int | None = None,
-    rate: float | None = None,
-    progress: Callable[[int], None] | None = None,
 ) -> Produced:
     """Send records, with their keys if any, to the topic's partitions in turn.
 
     A factor of an array (m, r, d) is one message; of vectors the last message may have fewer than
-    ``rows_per_message``. ``shuffle`` is a public seed, ``rate`` the most messages per second. ``progress`` is
-    called occasionally with the number of messages delivered since its last call.
+    ``rows_per_message``.
     """
     if not isinstance(records, RecordFile):
         records = RecordFile.of_array(records)
-    encode = payload_encoder(content_type, dtype)
-    order = None if shuffle is None else utility_generator(shuffle).permutation(len(records))
+    encode, order = payload_encoder(content_type, dtype), _order(to, len(records))
     keys = records.keys(order)
 
     def outgoing() -> Iterator[Outgoing]:
@@ -149,19 +148,10 @@ def send_records(
             yield Outgoing(encode(rows), key, len(rows), not_finite, records.row_keys is not None)
 
     total, headers = -(-len(records) // rows_per_message), payload_headers(content_type)
-    return send_messages(kafka, topic, outgoing(), total, headers, rate=rate, progress=progress)
+    return send_messages(to, outgoing(), total, headers)
 
 
-def send_objects(
-    kafka: KafkaSettings,
-    stream: StreamSettings,
-    path: Path,
-    *,
-    key: str | None = None,
-    shuffle: int | None = None,
-    rate: float | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> Produced:
+def send_objects(to: Sending, stream: StreamSettings, path: Path, *, key: str | None = None) -> Produced:
     """Send the JSON objects of a file, one per line, unchanged.
 
     Objects that the stream's worker would treat as null count as not finite. ``key`` is the path of the field
@@ -175,8 +165,8 @@ def send_objects(
         raise UserError(f"{path}: has no line with an object")
     if stream.privacy_unit == "user" and key is None and stream.user_field is None:
         raise ConfigurationError(_NO_KEY.format("field"))
-    if shuffle is not None:
-        lines = [lines[i] for i in utility_generator(shuffle).permutation(len(lines))]
+    if (order := _order(to, len(lines))) is not None:
+        lines = [lines[i] for i in order]
     # Workers read the objects with the same reader.
     path_of_key = None if key is None else split_path(key)
     fields = FieldReader(stream.features or (), stream.user_field or path_of_key)
@@ -198,8 +188,7 @@ def send_objects(
             user = None if key is None else keys.users(read(keys, line) if apart else records)[0]
             yield Outgoing(line, user, 1, null, key is not None)
 
-    topic, headers = stream.input, payload_headers("json")
-    return send_messages(kafka, topic, outgoing(), len(lines), headers, rate=rate, progress=progress)
+    return send_messages(to, outgoing(), len(lines), payload_headers("json"))
 
 
 def report_mechanism(stream: StreamSettings, radius: float = 1.0) -> LocalGaussian:
@@ -258,42 +247,36 @@ def without_spent(
 
 
 def send_reports(
-    kafka: KafkaSettings,
-    topic: str,
+    to: Sending,
     records: RecordFile,
     mechanism: LocalGaussian,
     *,
     accountant: LocalAccountant | None = None,
     skip_spent: bool = False,
-    shuffle: int | None = None,
-    rate: float | None = None,
-    progress: Callable[[int], None] | None = None,
 ) -> Produced:
     """Send a report of each vector, without its key, to the topic's partitions in turn.
 
     ``accountant`` is charged before drawing the noise of a report; without it a vector could be reported
     twice. ``skip_spent`` skips users who have spent all their reports, to continue an interrupted process.
-    The rest are as for :func:`send_records`; skipped rows are progress too. Each vector is first charged to
-    its user, then privatized, then sent: even a killed process has charged every report that it sent.
+    Skipped rows are progress too. Each vector is first charged to its user, then privatized, then sent: even
+    a killed process has charged every report that it sent.
 
     Raises AlreadySpent if a user has spent all reports. Nothing was sent, unless another process charged the
     same users at the same time.
     """
-    order = None if shuffle is None else utility_generator(shuffle).permutation(len(records))
-    users = None
-    total = len(records)
+    order, users, total = _order(to, len(records)), None, len(records)
     if accountant is not None:
         users = row_users(records)
-        kept = without_spent(users, accountant, topic, mechanism)
+        kept = without_spent(users, accountant, to.topic, mechanism)
         if len(kept) < total:
             if not skip_spent:
                 raise AlreadySpent(
                     f"{records.path}: {total - len(kept)} of {total} rows are of users who have spent their "
-                    f"epsilon on {topic!r}, by {accountant.path}: --local-skip-spent leaves these rows out"
+                    f"epsilon on {to.topic!r}, by {accountant.path}: --local-skip-spent leaves these rows out"
                 )
             order = kept if order is None else order[np.isin(order, kept)]
-            if progress is not None:
-                progress(total - len(kept))
+            if to.progress is not None:
+                to.progress(total - len(kept))
             total = len(kept)
 
     def reports() -> Iterator[Outgoing]:
@@ -301,11 +284,11 @@ def send_reports(
         for (vector,) in _messages(records, 1, order, _BLOCK_ENTRIES):
             row = next(rows)
             user = None if users is None else users[row]
-            report = charged_report(mechanism, accountant, topic, user, vector)
+            report = charged_report(mechanism, accountant, to.topic, user, vector)
             yield Outgoing(report, not_finite=not np.isfinite(vector).all())
 
     headers = report_headers(mechanism.epsilon, mechanism.delta)
-    return send_messages(kafka, topic, reports(), total, headers, bool(users), rate=rate, progress=progress)
+    return send_messages(to, reports(), total, headers, bool(users))
 
 
 def _messages(

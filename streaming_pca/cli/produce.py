@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,7 +13,7 @@ from streaming_pca.cli.common import ConfigOption, JsonOption, StreamOption, err
 from streaming_pca.errors import UserError
 
 if TYPE_CHECKING:
-    from streaming_pca.client.sending import Produced
+    from streaming_pca.client.sending import Produced, Sending
     from streaming_pca.config.settings import Settings
     from streaming_pca.data.files import ColumnChoice, RecordFile
 
@@ -148,10 +148,12 @@ def produce(
 --local-accountant spent.sqlite[/]
     """
     from streaming_pca.admin.produce import arrange, check_format, send_records
+    from streaming_pca.client.sending import Sending
     from streaming_pca.config.loading import load_settings
     from streaming_pca.data.files import ColumnChoice, open_records
 
     settings = load_settings(config, stream)
+    to = Sending(settings.kafka, settings.stream.input, shuffle, rate)
     choice = ColumnChoice.parse(columns, drop, header)
     local = _Local(local_radius, local_accountant, local_skip_spent)
     plain = not factors and rows_per_message == 1 and content_type == "octets"
@@ -161,12 +163,12 @@ def produce(
                 "a report is of one vector, in octets: "
                 "leave out --factors, --rows-per-message and --content-type"
             )
-        _produce_reports(settings, file, key, choice, local, shuffle, rate, as_json)
+        _produce_reports(settings, file, key, choice, local, to, as_json)
         return
     if file.suffix.lower() == ".jsonl":
         if not plain or choice != ColumnChoice.parse(None, None, None):
             raise UserError("objects are sent unchanged: leave out all options but --key")
-        _produce_objects(settings, file, key, shuffle, rate, as_json)
+        _produce_objects(settings, file, key, to, as_json)
         return
     # Before its cells are read: their faults are of no account in a file of the wrong kind.
     check_format(file, settings.stream, key is not None)
@@ -186,15 +188,11 @@ def produce(
     rows = records.shape[1] if len(records.shape) == 3 else together
     with step("messages delivered", -(-len(records) // together)) as sending:
         sent = send_records(
-            settings.kafka,
-            settings.stream.input,
+            replace(to, rate=rate and rate / (rows if by_row else 1), progress=sending.advance),
             records,
             dtype=settings.stream.dtype,
             content_type=content_type,
             rows_per_message=together,
-            shuffle=shuffle,
-            rate=rate / rows if rate is not None and by_row else rate,
-            progress=sending.advance,
         )
     if sent.not_finite:
         cells = f"a cell that is empty, nan, infinite or too large for {settings.stream.dtype}"
@@ -218,16 +216,13 @@ def _print_sent(file: Path, sent: Produced, settings: Settings, by_row: bool, as
         say(f"{n_records} records sent to {sent.topic}{messages} in {sent.seconds:.1f} s")
 
 
-def _produce_objects(
-    settings: Settings, file: Path, key: str | None, shuffle: int | None, rate: float | None, as_json: bool
-) -> None:
+def _produce_objects(settings: Settings, file: Path, key: str | None, to: Sending, as_json: bool) -> None:
     from streaming_pca.admin.produce import send_objects
 
     if settings.stream.features is None:
         raise UserError(f"{file}: objects need [[stream.features]], which describe their fields")
     with step("messages delivered") as sending:
-        how: dict[str, Any] = {"shuffle": shuffle, "rate": rate, "progress": sending.advance}
-        sent = send_objects(settings.kafka, settings.stream, file, key=key, **how)
+        sent = send_objects(replace(to, progress=sending.advance), settings.stream, file, key=key)
     if sent.not_finite:
         null = f"{sent.not_finite} of {sent.messages} messages are null records"
         say(f"warning: {file}: {null}: `streaming-pca features check` shows why", err)
@@ -250,8 +245,7 @@ def _produce_reports(
     key: str | None,
     choice: ColumnChoice,
     local: _Local,
-    shuffle: int | None,
-    rate: float | None,
+    to: Sending,
     as_json: bool,
 ) -> None:
     from streaming_pca.admin.produce import arrange_vectors, report_mechanism, send_reports
@@ -275,15 +269,11 @@ def _produce_reports(
     opened = nullcontext() if local.accountant is None else LocalAccountant(local.accountant)
     with step("privatizing", len(records)) as privatizing, opened as accountant:
         sent = send_reports(
-            settings.kafka,
-            settings.stream.input,
+            replace(to, progress=privatizing.advance),
             records,
             mechanism,
             accountant=accountant,
             skip_spent=local.skip_spent,
-            shuffle=shuffle,
-            rate=rate,
-            progress=privatizing.advance,
         )
     if sent.not_finite:
         zeros = f"{sent.not_finite} of {sent.messages} vectors were reported as zeros"

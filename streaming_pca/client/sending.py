@@ -64,6 +64,20 @@ class Produced:
     without_key: int = 0
 
 
+@dataclass(frozen=True)
+class Sending:
+    """Topic to send to, public seed of a random order, and most messages a second.
+
+    ``progress`` is called up to ten times a second with the number delivered since its last call.
+    """
+
+    kafka: KafkaSettings
+    topic: str
+    shuffle: int | None = None
+    rate: float | None = None
+    progress: Callable[[int], None] | None = None
+
+
 class Sender:
     """Idempotent sender to a topic, from partition ``first`` (modulo), that stops at its first failure."""
 
@@ -154,23 +168,14 @@ class Sender:
 
 
 def send_messages(
-    kafka: KafkaSettings,
-    topic: str,
-    messages: Iterable[Outgoing],
-    total: int,
-    headers: Headers,
-    charged: bool = False,
-    *,
-    rate: float | None = None,
-    progress: Callable[[int], None] | None = None,
+    to: Sending, messages: Iterable[Outgoing], total: int, headers: Headers, charged: bool = False
 ) -> Produced:
-    """Send messages to the topic's partitions in turn, at most ``rate`` a second.
+    """Send messages, already in their order, to the topic's partitions in turn.
 
     They are consumed once the topic is found, each after the previous one was passed to the client.
-    ``progress`` is called up to ten times a second with the number delivered since its last call.
     """
     rows = not_finite = without_key = reported = 0
-    with closing(Sender(kafka, topic, charged=charged)) as sender:
+    with closing(Sender(to.kafka, to.topic, charged=charged)) as sender:
         started = now = due = time.monotonic()
         for message in messages:
             sender.send(message.value, message.key, headers)
@@ -178,19 +183,19 @@ def send_messages(
             not_finite += message.not_finite
             without_key += message.keyed and message.key is None
             now = time.monotonic()
-            if progress is not None and now >= due:
-                progress(-reported + (reported := sender.delivered))
+            if to.progress is not None and now >= due:
+                to.progress(-reported + (reported := sender.delivered))
                 due = now + _REPORT_SECONDS
-            if rate is not None and (ahead := sender.sent / rate - (now - started)) > 0.005:
+            if to.rate is not None and (ahead := sender.sent / to.rate - (now - started)) > 0.005:
                 time.sleep(ahead)
             # The embedded broker reports the end of a partition as one past the *first* record of its last
             # batch: a last batch of one record makes that the true end.
             if sender.sent == total - sender.partitions:
                 sender.flush()
         sender.flush()
-    if progress is not None:
-        progress(sender.delivered - reported)
-    return Produced(sender.sent, rows, time.monotonic() - started, topic, not_finite, without_key)
+    if to.progress is not None:
+        to.progress(sender.delivered - reported)
+    return Produced(sender.sent, rows, time.monotonic() - started, to.topic, not_finite, without_key)
 
 
 def _count_partitions(kafka: KafkaSettings, topic: str) -> int:

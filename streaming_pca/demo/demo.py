@@ -22,6 +22,7 @@ from rich.table import Table
 from streaming_pca.admin.produce import send_records
 from streaming_pca.admin.topics import create_with_cap
 from streaming_pca.client.releases import ReleaseReader
+from streaming_pca.client.sending import Sending
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.loading import load_settings
 from streaming_pca.config.settings import Settings
@@ -242,7 +243,7 @@ def _learn(
 
     def produce() -> None:
         try:
-            send_records(settings.kafka, settings.stream.input, records, progress=sending.advance)
+            send_records(Sending(settings.kafka, settings.stream.input, progress=sending.advance), records)
         except BaseException as error:
             failures.append(error)
 

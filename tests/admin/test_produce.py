@@ -23,6 +23,7 @@ from streaming_pca import progress
 from streaming_pca.admin.produce import arrange, check_format, send_records
 from streaming_pca.client import sending
 from streaming_pca.client.encoding import payload_encoder
+from streaming_pca.client.sending import Sending
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.codec import NPY, OCTETS, PayloadCodec
@@ -417,8 +418,8 @@ def sent_to(kafka: KafkaSettings, topic: str, expected: int) -> list[list[Any]]:
 def test_rows_are_sent_in_turn_to_the_partitions(topic: tuple[KafkaSettings, str], content_type: Any) -> None:
     x = np.arange(46.0).reshape(23, 2)
     reported: list[int] = []
-    how = {"content_type": content_type, "rows_per_message": 5, "progress": reported.append}
-    produced = send_records(*topic, x, **how)
+    to = Sending(*topic, progress=reported.append)
+    produced = send_records(to, x, content_type=content_type, rows_per_message=5)
     assert (produced.messages, produced.rows, sum(reported)) == (5, 23, 5)
     by_partition = sent_to(*topic, 5)
     codec = PayloadCodec(2, unit="row")
@@ -430,7 +431,7 @@ def test_rows_are_sent_in_turn_to_the_partitions(topic: tuple[KafkaSettings, str
 
 def test_a_public_seed_shuffles_factors_whole(topic: tuple[KafkaSettings, str]) -> None:
     x = np.arange(2000.0).reshape(-1, 2, 2)
-    produced = send_records(*topic, x, shuffle=7)
+    produced = send_records(Sending(*topic, shuffle=7), x)
     assert (produced.messages, produced.rows) == (500, 1000)
     decoded = [PayloadCodec(2).decode(m) for messages in sent_to(*topic, 500) for m in messages]
     found = np.stack([rows for rows in decoded if rows is not None])
@@ -440,7 +441,7 @@ def test_a_public_seed_shuffles_factors_whole(topic: tuple[KafkaSettings, str]) 
 
 def test_a_topic_that_is_missing_is_one_line(topic: tuple[KafkaSettings, str]) -> None:
     with pytest.raises(TopicError, match="is missing: correct its name"):
-        send_records(topic[0], f"{topic[1]}-missing", X)
+        send_records(Sending(topic[0], f"{topic[1]}-missing"), X)
 
 
 def config_of(folder: Path, topic: tuple[KafkaSettings, str], *lines: str) -> Path:
@@ -528,5 +529,5 @@ def test_records_that_count_as_null_are_counted_where_they_are_sent(
     assert done.returncode == 0
     assert "2 of 4 messages have a cell that is empty, nan, infinite or too large for float32" in done.stderr
     assert "1 of 4 messages have no key" in done.stderr
-    wide = send_records(*topic, np.array([[1e39, 1.0], [np.inf, 1.0]]), dtype="float64")
+    wide = send_records(Sending(*topic), np.array([[1e39, 1.0], [np.inf, 1.0]]), dtype="float64")
     assert (wide.not_finite, wide.without_key) == (1, 0)

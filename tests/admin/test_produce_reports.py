@@ -21,7 +21,7 @@ from kafka.admin import NewTopic
 from streaming_pca.admin import produce
 from streaming_pca.admin.produce import arrange_vectors, report_mechanism, row_users, send_reports
 from streaming_pca.client import Producer, sending
-from streaming_pca.client.sending import Outgoing, Produced
+from streaming_pca.client.sending import Outgoing, Produced, Sending
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.codec import PayloadCodec
@@ -45,6 +45,7 @@ X = np.array([[0.5, -0.25, 0.0], [3.0, 0.0, 4.0], [0.0, 0.0, 0.0], [0.125, np.na
 CLIPPED = np.array([[0.5, -0.25, 0.0], [0.6, 0.0, 0.8], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
 RECORDS = RecordFile.of_array(X, "x.npy")
 NOWHERE = KafkaSettings(bootstrap_servers="127.0.0.1:1")
+TO = Sending(NOWHERE, "in")
 
 
 def stream(**changes: Any) -> StreamSettings:
@@ -70,19 +71,17 @@ def sent(monkeypatch: Patch) -> Sent:
     """Collect every message with its headers instead of sending it."""
     found: Sent = []
 
-    def send(
-        _: Any, topic: str, messages: Any, total: int, headers: Any, *__: Any, rate: Any, progress: Any
-    ) -> Produced:
+    def send(to: Sending, messages: Any, total: int, headers: Any, *_: Any) -> Produced:
         not_finite = 0
         for message in messages:
             assert isinstance(message, Outgoing)
             assert (message.key, message.rows) == (None, 1)
             found.append((message.value, headers))
             not_finite += message.not_finite
-            if progress is not None:
-                progress(1)
+            if to.progress is not None:
+                to.progress(1)
         assert len(found) == total
-        return Produced(len(found), len(found), 0.0, topic, not_finite)
+        return Produced(len(found), len(found), 0.0, to.topic, not_finite)
 
     monkeypatch.setattr(produce, "send_messages", send)
     return found
@@ -144,7 +143,7 @@ def test_each_message_is_a_report_that_the_codec_takes(sent: Sent) -> None:
     settings = stream()
     reported: list[int] = []
     with replace_noise_sampler(ScriptedSampler()):
-        produced = send_reports(NOWHERE, "in", RECORDS, report_mechanism(settings), progress=reported.append)
+        produced = send_reports(replace(TO, progress=reported.append), RECORDS, report_mechanism(settings))
     assert (produced.messages, reported) == (4, [1] * 4)
     np.testing.assert_allclose(reports(sent), exact(CLIPPED), atol=4e-6)
     assert settings.local_guarantee is not None
@@ -166,7 +165,7 @@ def test_what_is_sent_has_the_noise_that_is_promised(sent: Sent) -> None:
     """This uses the system's own noise at level 2e-7, also on null vectors."""
     records = RecordFile.of_array(np.tile(X, (60, 1)), "x.npy")
     mechanism = report_mechanism(stream())
-    send_reports(NOWHERE, "in", records, mechanism)
+    send_reports(TO, records, mechanism)
     noise = reports(sent) - exact(np.tile(CLIPPED, (60, 1)))
     assert has_scale(noise, mechanism.sigma)
     for factor in FACTORS:
@@ -176,7 +175,7 @@ def test_what_is_sent_has_the_noise_that_is_promised(sent: Sent) -> None:
 def test_a_public_seed_shuffles(sent: Sent) -> None:
     x = np.arange(1.0, 31.0)[:, None] / 64
     with replace_noise_sampler(ScriptedSampler()):
-        send_reports(NOWHERE, "in", RecordFile.of_array(x), LocalGaussian(*ONE), shuffle=3)
+        send_reports(replace(TO, shuffle=3), RecordFile.of_array(x), LocalGaussian(*ONE))
     found = reports(sent)
     assert not np.array_equal(found[:, 0], np.sort(found[:, 0]))
     np.testing.assert_allclose(np.sort(found, axis=0), x * x, atol=1e-5)
@@ -243,15 +242,13 @@ def test_reports_of_a_csv_file_do_not_guess_its_header(tmp_path: Path) -> None:
 
 
 def test_a_file_is_reported_once(sent: Sent, accountant: LocalAccountant) -> None:
-    send = partial(
-        send_reports, NOWHERE, records=RECORDS, mechanism=LocalGaussian(*ONE), accountant=accountant
-    )
-    send("in")
+    send = partial(send_reports, records=RECORDS, mechanism=LocalGaussian(*ONE), accountant=accountant)
+    send(TO)
     assert len(sent) == 4
-    assert re.search(r"4 of 4 rows .* on 'in', by .*: --local-skip-spent", refusal(AlreadySpent, send, "in"))
+    assert re.search(r"4 of 4 rows .* on 'in', by .*: --local-skip-spent", refusal(AlreadySpent, send, TO))
     assert len(sent) == 4
     sent.clear()
-    send("other")
+    send(Sending(NOWHERE, "other"))
     assert len(sent) == 4
 
 
@@ -259,12 +256,12 @@ def test_a_user_of_two_rows_reports_once(sent: Sent, accountant: LocalAccountant
     records = keyed(b"ada", b"bob", b"ada", b"eve")
     mechanism = LocalGaussian(*ONE)
     with pytest.raises(AlreadySpent, match="1 of 4 rows are of users"):
-        send_reports(NOWHERE, "in", records, mechanism, accountant=accountant)
+        send_reports(TO, records, mechanism, accountant=accountant)
     assert not sent
     reported: list[int] = []
-    how: dict[str, Any] = {"accountant": accountant, "skip_spent": True, "progress": reported.append}
+    to = replace(TO, progress=reported.append)
     with replace_noise_sampler(ScriptedSampler()):
-        send_reports(NOWHERE, "in", records, mechanism, **how)
+        send_reports(to, records, mechanism, accountant=accountant, skip_spent=True)
     np.testing.assert_allclose(reports(sent), exact(CLIPPED[[0, 1, 3]]), atol=4e-6)
     assert sum(reported) == 4
     assert len(produce.without_spent(row_users(records), accountant, "in", mechanism)) == 0
@@ -286,16 +283,16 @@ def test_an_interrupted_file_goes_on_where_it_stopped(
     x = np.arange(1.0, 9.0)[:, None] / 16
     records = RecordFile.of_array(x, "x.npy")
     with replace_noise_sampler(Interrupted()), pytest.raises(KeyboardInterrupt):
-        send_reports(NOWHERE, "in", records, mechanism, accountant=accountant, shuffle=shuffle)
+        send_reports(replace(TO, shuffle=shuffle), records, mechanism, accountant=accountant)
     assert len(sent) == 2
     first = reports(sent)
     sent.clear()
     with replace_noise_sampler(ScriptedSampler()):
-        options: dict[str, Any] = {"accountant": accountant, "skip_spent": True, "shuffle": shuffle}
-        assert send_reports(NOWHERE, "in", records, mechanism, **options).messages == 5
+        to, options = replace(TO, shuffle=shuffle), {"accountant": accountant, "skip_spent": True}
+        assert send_reports(to, records, mechanism, **options).messages == 5
         rest = reports(sent)
         sent.clear()
-        assert send_reports(NOWHERE, "in", records, mechanism, **options).messages == 0
+        assert send_reports(to, records, mechanism, **options).messages == 0
     assert len({float(v) for v in np.concatenate([first, rest])[:, 0]}) == 7
 
 
@@ -319,7 +316,7 @@ def test_nobody_is_charged_where_no_broker_answers(accountant: LocalAccountant, 
 
     monkeypatch.setattr(clients, "admin_client", no_answer)
     with pytest.raises(BrokerUnreachable):
-        send_reports(NOWHERE, "in", RECORDS, LocalGaussian(*ONE), accountant=accountant)
+        send_reports(TO, RECORDS, LocalGaussian(*ONE), accountant=accountant)
     assert len(produce.without_spent(row_users(RECORDS), accountant, "in", LocalGaussian(*ONE))) == 4
 
 
@@ -355,7 +352,7 @@ def test_no_more_waits_to_be_sent_than_a_few_large_reports(monkeypatch: Patch) -
     monkeypatch.setattr(sending, "discard", lambda producer: None)
     monkeypatch.setattr(sending, "plain_producer", lambda kafka: Producer())
     monkeypatch.setattr(sending, "_count_partitions", lambda kafka, topic: 2)
-    assert sending.send_messages(NOWHERE, "in", messages(), 40, []).messages == 40
+    assert sending.send_messages(TO, messages(), 40, []).messages == 40
     assert (waiting, most) == (0, 2**26)
 
 
@@ -395,7 +392,7 @@ def test_an_interruption_loses_few_charged_reports(
         with Producer("in", NOWHERE, dim=1, privatize=mechanism, accountant=accountant) as producer:
             producer.send(x, key=[f"user {i}" for i in range(len(x))])
     else:
-        send_reports(NOWHERE, "in", RecordFile.of_array(x), LocalGaussian(*ONE), accountant=accountant)
+        send_reports(TO, RecordFile.of_array(x), LocalGaussian(*ONE), accountant=accountant)
     assert (charged, acknowledged) == (45, 45)
     assert most <= 20
 

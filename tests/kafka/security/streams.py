@@ -8,7 +8,7 @@ from typing import Any
 
 from streaming_pca.admin.access import apply_permissions, permissions, topic_ids
 from streaming_pca.admin.topics import create_with_cap
-from streaming_pca.client.sending import Outgoing, send_messages
+from streaming_pca.client.sending import Outgoing, Sending, send_messages
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import Settings
 from streaming_pca.privacy.ledger.entries import Cap
@@ -50,4 +50,4 @@ def create(stream: Stream, kafka: KafkaSettings) -> None:
 def feed(stream: Stream, kafka: KafkaSettings, count: int, seed: int = 0) -> None:
     """Send records as a user does."""
     messages = [Outgoing(row.tobytes()) for row in stream.vectors(count, seed)]
-    send_messages(kafka, stream.settings.stream.input, messages, count, list(OCTETS))
+    send_messages(Sending(kafka, stream.settings.stream.input), messages, count, list(OCTETS))
