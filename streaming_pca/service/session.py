@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from streaming_pca.config.settings import Settings
+from streaming_pca.config.settings import Settings, TraceSettings
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.data.features.records import Schemas
@@ -37,7 +37,7 @@ from streaming_pca.service.logs import StreamLog
 from streaming_pca.service.metrics import StreamMetrics
 from streaming_pca.service.schema_registry import SchemaRegistry
 from streaming_pca.service.topics.find import Topics, input_topic_id
-from streaming_pca.service.tracing import Span, StreamTraces
+from streaming_pca.service.tracing import Span, Tracing
 
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ class Session:
         metrics: StreamMetrics,
         log: StreamLog,
         make_reader: ReaderFactory = PartitionReader,
-        traces: StreamTraces | None = None,
+        tracing: Tracing | None = None,
         on_taken_over: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings, self._stream, self._topics = settings, settings.stream, topics
@@ -74,7 +74,7 @@ class Session:
         self._writer: CheckpointWriter
         self._executors, self._poller = executors, poller
         self._metrics, self._log = metrics, log
-        self._traces = traces or StreamTraces(None, self._stream)
+        self._tracing = tracing or Tracing(TraceSettings())
         self._on_taken_over = on_taken_over
         self._subject = settings.stream.registry_subject
         self._logged_faults: set[str] = set()  # faults of schemas that were already logged
@@ -126,7 +126,7 @@ class Session:
 
     async def _take_over(self) -> tuple[TakenOver, State]:
         """Fence the predecessor and finish its last batch; return the state to continue from."""
-        with self._traces.trace("lead") as trace:
+        with self._tracing.trace("lead", self._stream) as trace:
             # One at a time: it may wait for another job's transaction and must leave threads for others.
             async with self._executors.long_exchange:
                 with trace.child("recover"):
@@ -218,7 +218,7 @@ class Session:
             if self._is_done():
                 self._log.info("the stream has learnt its %d records", state.records)
                 return True
-            with self._traces.trace("batch") as trace:
+            with self._tracing.trace("batch", self._stream) as trace:
                 state = await self._learn_batch(state, trace)
         return False
 

@@ -138,33 +138,6 @@ class Span:
                 self._span.set_attribute(f"streaming_pca.{name}", cast("str | float | list[str]", value))
 
 
-class StreamTraces:
-    """Traces of one stream; without an export, nothing is recorded."""
-
-    def __init__(self, export: SpanExport | None, stream: StreamSettings) -> None:
-        self._export, self._stream = export, stream
-
-    @contextmanager
-    def trace(self, name: str) -> Iterator[Span]:
-        """Record a trace; log lines carry its id while it is open."""
-        if self._export is None:
-            yield Span()
-            return
-        trace = _Trace(self._export)
-        token = None
-        try:
-            with trace.timed(name, None) as root:
-                if root.is_recording():
-                    token = trace_id.set(f"{root.get_span_context().trace_id:032x}")
-                span = Span(trace, root)
-                span.show(stream=self._stream.name, input=self._stream.input)
-                yield span
-        finally:
-            if token is not None:
-                trace_id.reset(token)
-            trace.send()
-
-
 class Tracing:
     """Traces of a process.
 
@@ -186,8 +159,25 @@ class Tracing:
             raise ConfigurationError(f"environment: {error}") from None
         self._export = SpanExport(settings)
 
-    def for_stream(self, stream: StreamSettings) -> StreamTraces:
-        return StreamTraces(self._export, stream)
+    @contextmanager
+    def trace(self, name: str, stream: StreamSettings) -> Iterator[Span]:
+        """Record a trace of a stream, if enabled; log lines carry its id while it is open."""
+        if self._export is None:
+            yield Span()
+            return
+        trace = _Trace(self._export)
+        token = None
+        try:
+            with trace.timed(name, None) as root:
+                if root.is_recording():
+                    token = trace_id.set(f"{root.get_span_context().trace_id:032x}")
+                span = Span(trace, root)
+                span.show(stream=stream.name, input=stream.input)
+                yield span
+        finally:
+            if token is not None:
+                trace_id.reset(token)
+            trace.send()
 
     def close(self) -> None:
         if self._export is not None:

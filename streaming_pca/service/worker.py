@@ -212,8 +212,7 @@ class _Stream:
     async def _lead(self, topics: Topics) -> bool:
         worker = self._worker
         parts = (worker.executors, worker.poller, self.metrics, self._log)
-        traces = worker.tracing.for_stream(self.settings.stream)
-        how = (*parts, worker.make_reader, traces, self._note_take_over)
+        how = (*parts, worker.make_reader, worker.tracing, self._note_take_over)
         self._session = session = Session(self.settings, topics, *how)
         try:
             # The lead may have been lost by now, or the process may be stopping.

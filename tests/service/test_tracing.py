@@ -28,7 +28,7 @@ from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service import span_export
 from streaming_pca.service.errors import StreamRefused
 from streaming_pca.service.logs import StreamLog, configure_logging
-from streaming_pca.service.tracing import StreamTraces, Tracing
+from streaming_pca.service.tracing import Tracing
 from tests.config.test_settings import GOOD
 from tests.security.needles import secret
 from tests.service.collector import INSULT, MOST, collecting
@@ -57,16 +57,16 @@ def alone(monkeypatch: Patch) -> Iterator[None]:
 
 
 @contextmanager
-def tracing(endpoint: str | None) -> Iterator[StreamTraces]:
+def tracing(endpoint: str | None) -> Iterator[Tracing]:
     made = Tracing(TraceSettings(enabled=True, endpoint=endpoint))
     try:
-        yield made.for_stream(STREAM)
+        yield made
     finally:
         made.close()
 
 
-def record_batch(traces: StreamTraces, name: str = "batch") -> None:
-    with traces.trace(name) as trace, trace.child("update", secret_errors=True):
+def record_batch(traces: Tracing, name: str = "batch") -> None:
+    with traces.trace(name, STREAM) as trace, trace.child("update", secret_errors=True):
         pass
 
 
@@ -84,7 +84,7 @@ RESERVED = Reserved(topic_id="id", job="s", batch=7, previous="", **SHOWN)
 
 def test_a_batch_is_a_tree_of_spans_with_public_attributes() -> None:
     with collecting() as collector:
-        with tracing(collector.address) as traces, traces.trace("batch") as trace:
+        with tracing(collector.address) as traces, traces.trace("batch", STREAM) as trace:
             trace.show(planned=20, resumed=False)
             with trace.child("reserve"):
                 pass
@@ -109,7 +109,7 @@ def test_a_batch_is_a_tree_of_spans_with_public_attributes() -> None:
 
 def test_no_span_leaves_before_its_batch_has_ended() -> None:
     with collecting() as collector, tracing(collector.address) as traces:
-        with traces.trace("slow") as slow:
+        with traces.trace("slow", STREAM) as slow:
             with slow.child("update"):
                 pass
             for name in ("one", "two"):
@@ -124,7 +124,7 @@ def test_no_span_leaves_before_its_batch_has_ended() -> None:
 def test_a_dropped_trace_never_leaves() -> None:
     with collecting() as collector:
         with tracing(collector.address) as traces:
-            with traces.trace("waited in vain") as trace:
+            with traces.trace("waited in vain", STREAM) as trace:
                 with trace.child("read"):
                     pass
                 trace.drop()
@@ -132,8 +132,8 @@ def test_a_dropped_trace_never_leaves() -> None:
         assert {s.name for s in collector.spans} == {"batch", "update"}
 
 
-def fail(traces: StreamTraces, step: str, secret: bool, error: Exception) -> None:
-    with traces.trace("batch") as trace:
+def fail(traces: Tracing, step: str, secret: bool, error: Exception) -> None:
+    with traces.trace("batch", STREAM) as trace:
         try:
             with trace.child(step, secret_errors=secret):
                 raise error
@@ -160,7 +160,7 @@ def test_an_error_is_told_by_its_type_where_the_type_is_public() -> None:
 
 def test_times_are_whole_milliseconds_and_a_step_of_the_clock_does_not_show(monkeypatch: Patch) -> None:
     with collecting() as collector:
-        with tracing(collector.address) as traces, traces.trace("batch") as trace:
+        with tracing(collector.address) as traces, traces.trace("batch", STREAM) as trace:
             hour_ago = time.time_ns() - 3600 * 10**9
             monkeypatch.setattr(time, "time_ns", lambda: hour_ago)
             with trace.child("update"):
@@ -203,7 +203,7 @@ def test_json_lines_name_their_trace_while_there_is_one(capsys: pytest.CaptureFi
         log = StreamLog(logging.getLogger(__name__), "s")
         with collecting() as collector:
             with tracing(collector.address) as traces:
-                with traces.trace("batch"):
+                with traces.trace("batch", STREAM):
                     log.info("within")
                 log.info("after")
             (span,) = collector.spans
@@ -310,9 +310,8 @@ def test_a_bad_collector_costs_spans_and_one_line(manner: str, monkeypatch: Patc
     with collecting("takes" if manner == "refuses" else manner) as collector:  # type: ignore[arg-type]
         address = closed_port() if manner == "refuses" else collector.address
         traces = Tracing(TraceSettings(enabled=True, endpoint=address))
-        of_stream = traces.for_stream(STREAM)
         for _ in range(100):
-            record_batch(of_stream)
+            record_batch(traces)
         if manner != "refuses":
             wait_for("a request", lambda: collector.bodies)
         if manner == "floods":
@@ -385,7 +384,7 @@ from streaming_pca.service.worker import Worker
 
 async def run():
     worker = Worker([load_settings(Path("stream.toml"))])
-    with worker.tracing.for_stream(worker._settings.stream).trace("batch") as trace, trace.child("read"):
+    with worker.tracing.trace("batch", worker._settings.stream) as trace, trace.child("read"):
         pass
     worker.tracing.close()
 
