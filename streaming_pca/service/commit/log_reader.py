@@ -9,14 +9,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from kafka import TopicPartition
+from kafka import KafkaConsumer, TopicPartition
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.privacy.ledger.entries import LedgerEntry, MalformedEntry, decode_entry
 from streaming_pca.privacy.ledger.ledger import Ledger, Verdict
 from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.kafka.authorization import session_lost_by
-from streaming_pca.service.kafka.clients import reading_consumer
+from streaming_pca.service.kafka.clients import TpOffsets, offsets_by, reading_consumer
 
 _POLL_MS = 10  # short, because a poll that finds only a transaction marker waits for the full timeout
 
@@ -42,27 +42,16 @@ def high_watermark(kafka: KafkaSettings, topic: str) -> int:
     """Return the end of a topic's partition 0, open transactions included.
 
     A read_committed end would lie before a predecessor's transaction that the broker is still completing; a
-    successor must read past it.
+    successor must read past it. Raises SessionLost if the broker fails.
     """
-    with closing(EndReader(kafka, topic)) as reader:
-        return reader.end()
+    with closing(reading_consumer(kafka, committed=False, topics=[topic])) as consumer:
+        return _end(kafka, topic, consumer)
 
 
-class EndReader:
-    """Reader of a topic's high watermark in partition 0, over one connection."""
-
-    def __init__(self, kafka: KafkaSettings, topic: str) -> None:
-        self._kafka, self._tp = kafka, TopicPartition(topic, 0)
-        self._consumer = reading_consumer(kafka, committed=False, topics=[topic])
-
-    def end(self) -> int:
-        """Return the end, open transactions included; raise SessionLost if the broker fails."""
-        with session_lost_by(f"reading the end of {self._tp.topic}", "Describe"):
-            ends = self._consumer.end_offsets([self._tp], timeout_ms=self._kafka.request_timeout_ms)
-        return int(ends[self._tp])
-
-    def close(self) -> None:
-        self._consumer.close(autocommit=False)
+def _end(kafka: KafkaSettings, topic: str, consumer: KafkaConsumer) -> int:
+    tp = TopicPartition(topic, 0)
+    with session_lost_by(f"reading the end of {topic}", "Describe"):
+        return offsets_by(consumer.end_offsets, [tp], kafka.request_timeout_ms)[tp]
 
 
 class LogReader:
@@ -77,11 +66,10 @@ class LogReader:
         self._consumer = reading_consumer(kafka, max_poll_records=500, topics=[topic])
         try:
             with session_lost_by(f"reading the start of {topic}", "Describe"):
-                starts = self._consumer.beginning_offsets([self._tp], timeout_ms=kafka.request_timeout_ms)
+                self.first = self._offset(self._consumer.beginning_offsets)
         except SessionLost:
             self._consumer.close(autocommit=False)
             raise
-        self.first = int(starts[self._tp])
         self._consumer.assign([self._tp])
         self._consumer.seek(self._tp, self.first)
 
@@ -91,8 +79,10 @@ class LogReader:
 
     def committed_end(self) -> int:
         """Return the end of the partition before its first open transaction."""
-        ends = self._consumer.end_offsets([self._tp], timeout_ms=self._kafka.request_timeout_ms)
-        return int(ends[self._tp])
+        return self._offset(self._consumer.end_offsets)
+
+    def _offset(self, ask: Callable[..., TpOffsets]) -> int:
+        return offsets_by(ask, [self._tp], self._kafka.request_timeout_ms)[self._tp]
 
     def read_to(self, end: int, patience_seconds: float) -> Iterator[Any]:
         """Yield the committed messages before offset ``end``.
@@ -189,7 +179,7 @@ class LedgerLog(LedgerReplay):
         super().__init__(topic, topic_id)
         self._kafka = kafka
         self._reader = whole_log(kafka, topic)
-        self._ends: EndReader | None = None
+        self._ends: KafkaConsumer | None = None  # it stays connected
 
     def catch_up(self, end: int | None = None) -> None:
         """Replay to ``end``, by default the high watermark."""
@@ -202,8 +192,9 @@ class LedgerLog(LedgerReplay):
         None is stored: a ledger grows for ever.
         """
         if end is None:
-            self._ends = self._ends or EndReader(self._kafka, self.topic)
-            end = self._ends.end()
+            if self._ends is None:
+                self._ends = reading_consumer(self._kafka, committed=False, topics=[self.topic])
+            end = _end(self._kafka, self.topic, self._ends)
         for message in self._reader.read_to(end, self._kafka.transaction_timeout_ms / 1000 + 15):
             yield self.apply(message.offset, message.value)
 
