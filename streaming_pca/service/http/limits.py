@@ -10,7 +10,6 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
 
 import h11
 from h11._receivebuffer import ReceiveBuffer
@@ -295,20 +294,16 @@ class EventStreams:
                 state = "complete"
             await send(message)
 
-        def ending() -> asyncio.Future[Any]:
-            return asyncio.create_task(first_of(self._stopping, ended))
-
         async def receiving() -> Message:
-            incoming, over = asyncio.ensure_future(receive()), ending()
+            incoming = asyncio.ensure_future(receive())
             try:
                 await asyncio.wait({incoming, over}, return_when=asyncio.FIRST_COMPLETED)
                 return incoming.result() if incoming.done() else {"type": "http.disconnect"}
             finally:
                 incoming.cancel()
-                over.cancel()
 
+        over = asyncio.create_task(first_of(self._stopping, ended))
         running = asyncio.ensure_future(self._app(scope, receiving, noting))
-        over = ending()
         try:
             await asyncio.wait({running, over}, return_when=asyncio.FIRST_COMPLETED)
             if not running.done():
