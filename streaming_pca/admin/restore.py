@@ -33,12 +33,12 @@ from streaming_pca.admin.traces import group_offsets
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.errors import UserError
-from streaming_pca.privacy.ledger.entries import MalformedEntry, Opened, Released, decode_entry
+from streaming_pca.privacy.ledger.entries import Opened, Released, decode_entry
 from streaming_pca.privacy.ledger.ledger import Ledger
 from streaming_pca.privacy.ledger.verify import verify_log
 from streaming_pca.service.commit.checkpoint import published
 from streaming_pca.service.commit.ledger_writer import group_of_charges
-from streaming_pca.service.commit.snapshot import read_topic, replay
+from streaming_pca.service.commit.snapshot import decoded, read_topic, replay
 from streaming_pca.service.commit.state_topic import decode_checkpoint, find_state, send_state
 from streaming_pca.service.errors import SessionLost, StreamRefused, TopicError
 from streaming_pca.service.kafka.clients import ask_broker, transactional_producer
@@ -263,7 +263,7 @@ def _compare(kafka: KafkaSettings, backup: Backup) -> _Missing:
 
 def _refuse_ledger(topic: str, there: tuple[bytes, ...], entries: tuple[bytes, ...]) -> None:
     number = next(i for i, (a, b) in enumerate(zip(there, entries, strict=False)) if a != b)
-    if number == 0 and len(there) == 1 and _is_opening(there[0]):
+    if number == 0 and len(there) == 1 and isinstance(next(decoded(there), None), Opened):
         raise StreamRefused(
             f"ledger topic {topic!r} was opened differently from the backup's (another cap, filter or "
             "topic id), and contains nothing else: delete that topic, and import again"
@@ -272,13 +272,6 @@ def _refuse_ledger(topic: str, there: tuple[bytes, ...], entries: tuple[bytes, .
         f"ledger topic {topic!r} is not empty, and differs from the backup from entry {number} on: "
         "a backup completes an empty ledger, or a part of the same one"
     )
-
-
-def _is_opening(data: bytes) -> bool:
-    try:
-        return isinstance(decode_entry(data), Opened)
-    except MalformedEntry:
-        return False
 
 
 def _fence(kafka: KafkaSettings, backup: Backup, names: set[str]) -> None:
