@@ -15,8 +15,7 @@ from streaming_pca.privacy.ledger.entries import Charged, LedgerEntry, Opened, R
 from streaming_pca.privacy.ledger.ledger import Ledger
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.commit.log_reader import LedgerLog, LedgerReplay
-from streaming_pca.service.errors import TopicError
-from streaming_pca.service.kafka.authorization import session_lost_by
+from streaming_pca.service.errors import TopicError, session_lost_by
 from streaming_pca.service.kafka.clients import offsets_by, reading_consumer
 from streaming_pca.service.topics.find import topic_id_of
 from streaming_pca.text import offsets_text

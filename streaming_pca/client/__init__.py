@@ -6,8 +6,7 @@ from streaming_pca.client.releases import Releases, UnreadableRelease, follow, l
 from streaming_pca.client.sending import DeliveryError
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.data.release import Release
-from streaming_pca.service.errors import TopicError
-from streaming_pca.service.kafka.clients import BrokerUnreachable
+from streaming_pca.service.errors import BrokerUnreachable, TopicError
 
 __all__ = [
     "BrokerUnreachable",

@@ -23,8 +23,8 @@ from pydantic import ValidationError
 from streaming_pca.config.kafka import KafkaSettings, check_topic_name
 from streaming_pca.data.release import Release, stated_version, unreadable_text
 from streaming_pca.errors import UserError
-from streaming_pca.service.errors import NotPermitted, TopicError
-from streaming_pca.service.kafka.clients import BrokerUnreachable, ask_broker, broker_failed, reading_consumer
+from streaming_pca.service.errors import BrokerUnreachable, NotPermitted, TopicError
+from streaming_pca.service.kafka.clients import ask_broker, broker_failed, reading_consumer
 
 if TYPE_CHECKING:
     from streaming_pca.config.settings import Settings

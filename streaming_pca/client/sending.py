@@ -12,14 +12,8 @@ from typing import Any
 from kafka.errors import KafkaError, KafkaTimeoutError
 
 from streaming_pca.config.kafka import KafkaSettings
-from streaming_pca.service.errors import NotPermitted, TopicError
-from streaming_pca.service.kafka.clients import (
-    MAX_MESSAGE_BYTES,
-    BrokerUnreachable,
-    ask_broker,
-    broker_failed,
-    plain_producer,
-)
+from streaming_pca.service.errors import BrokerUnreachable, NotPermitted, TopicError
+from streaming_pca.service.kafka.clients import MAX_MESSAGE_BYTES, ask_broker, broker_failed, plain_producer
 from streaming_pca.service.kafka.patches import is_served_here
 from streaming_pca.service.kafka.transaction import discard
 

@@ -16,9 +16,8 @@ from typing import Any, NoReturn, TypeVar
 import uvloop
 
 from streaming_pca.config.settings import WorkerSettings
-from streaming_pca.service.errors import DeadlineExceeded, exit_status
+from streaming_pca.service.errors import BrokerUnreachable, DeadlineExceeded, exit_status
 from streaming_pca.service.executors import first_of
-from streaming_pca.service.kafka.clients import BrokerUnreachable
 
 log = logging.getLogger(__name__)
 

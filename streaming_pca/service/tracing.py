@@ -21,8 +21,13 @@ from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.config.settings import StreamSettings, TraceSettings
 from streaming_pca.privacy.ledger.cap import BudgetExceeded
 from streaming_pca.privacy.ledger.entries import Reserved
-from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionLost, StreamRefused
-from streaming_pca.service.kafka.clients import BrokerUnreachable
+from streaming_pca.service.errors import (
+    BrokerUnreachable,
+    DeadlineExceeded,
+    RecordsLost,
+    SessionLost,
+    StreamRefused,
+)
 from streaming_pca.service.logs import trace_id
 from streaming_pca.text import install_command
 

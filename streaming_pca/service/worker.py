@@ -26,13 +26,12 @@ from streaming_pca.kernels import load_compiler
 from streaming_pca.kernels.threads import use_threads
 from streaming_pca.service.commit.admission import StandbyCheck
 from streaming_pca.service.election import Election
-from streaming_pca.service.errors import SessionLost, TopicError, exit_status
+from streaming_pca.service.errors import BrokerUnreachable, SessionLost, TopicError, exit_status
 from streaming_pca.service.executors import Executors, Pool, first_of
 from streaming_pca.service.http.server import HttpServer, Site
 from streaming_pca.service.input.end_offsets import EndOffsetPoller
 from streaming_pca.service.input.partition_reader import PartitionReader
 from streaming_pca.service.input.reader import ReaderFactory
-from streaming_pca.service.kafka.clients import BrokerUnreachable
 from streaming_pca.service.logs import StreamLog
 from streaming_pca.service.metrics import Metrics, StreamMetrics
 from streaming_pca.service.process import RETRY_SECONDS, Patience, patiently, run_process, stop_on_signals

@@ -31,8 +31,9 @@ from streaming_pca.errors import UserError
 from streaming_pca.linalg.packed import pack_symmetric, packed_size
 from streaming_pca.local import AlreadySpent, LocalAccountant, LocalGaussian
 from streaming_pca.privacy.randomness import replace_noise_sampler
+from streaming_pca.service.errors import BrokerUnreachable
 from streaming_pca.service.kafka import clients
-from streaming_pca.service.kafka.clients import BrokerUnreachable, admin_client
+from streaming_pca.service.kafka.clients import admin_client
 from tests.admin.test_produce import Capture, config_of, sent_to
 from tests.cli.command import call
 from tests.config.refusals import refusal

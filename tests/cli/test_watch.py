@@ -28,8 +28,7 @@ from streaming_pca.client.releases import NotARelease, ReleaseReader, Unreadable
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.data.release import ACCURACY, Release
 from streaming_pca.demo.broker import EmbeddedBroker
-from streaming_pca.service.errors import TopicError
-from streaming_pca.service.kafka.clients import BrokerUnreachable
+from streaming_pca.service.errors import BrokerUnreachable, TopicError
 from tests.cli.command import call
 from tests.cli.test_app import closed_port, one_line
 from tests.config.test_loading import SEVERAL

@@ -12,7 +12,7 @@ from kafka.errors import KafkaTimeoutError
 from streaming_pca.client import DeliveryError, sending
 from streaming_pca.client.sending import Sender
 from streaming_pca.config.kafka import KafkaSettings
-from streaming_pca.service.kafka.clients import BrokerUnreachable
+from streaming_pca.service.errors import BrokerUnreachable
 
 
 class Producer:

@@ -12,8 +12,8 @@ from kafka.errors import KafkaError, KafkaTimeoutError, UnknownBrokerIdError, Un
 
 from streaming_pca.config.settings import Settings
 from streaming_pca.service import worker as workers
+from streaming_pca.service.errors import BrokerUnreachable
 from streaming_pca.service.kafka import clients
-from streaming_pca.service.kafka.clients import BrokerUnreachable
 from streaming_pca.service.kafka.diagnosis import Diagnosis
 from streaming_pca.service.projection import worker as projecting
 from streaming_pca.service.topics.find import Topics, find_topics

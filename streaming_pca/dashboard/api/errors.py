@@ -16,9 +16,8 @@ from starlette.routing import BaseRoute, Match
 from streaming_pca.dashboard.api.limiter import Overloaded
 from streaming_pca.dashboard.observing.lookup import Unknown
 from streaming_pca.privacy.errors import ParameterError
-from streaming_pca.service.errors import TopicError
+from streaming_pca.service.errors import BrokerUnreachable, TopicError
 from streaming_pca.service.http.access import problem
-from streaming_pca.service.kafka.clients import BrokerUnreachable
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from kafka.errors import (
 
 from streaming_pca.admin.broker_status import NO_LEADER
 from streaming_pca.config.kafka import KafkaSettings
-from streaming_pca.service.kafka.authorization import missing_permission
-from streaming_pca.service.kafka.clients import BrokerUnreachable, offsets_by, reading_consumer, retry
+from streaming_pca.service.errors import BrokerUnreachable, missing_permission
+from streaming_pca.service.kafka.clients import offsets_by, reading_consumer, retry
 
 DENIED = "topic {!r} may not be read by this user"
 _PATH = re.compile(r"""(?<![\w/])['"]?/[^\s'",:;()]+['"]?""")

@@ -10,8 +10,7 @@ from streaming_pca.client.releases import NotARelease, read_release
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.dashboard.observing.logs import DENIED, Message, TopicsLost, TopicsReader, in_words
 from streaming_pca.data.release import Release
-from streaming_pca.service.errors import TopicError
-from streaming_pca.service.kafka.clients import BrokerUnreachable
+from streaming_pca.service.errors import BrokerUnreachable, TopicError
 
 Found = tuple[Message, Release]
 

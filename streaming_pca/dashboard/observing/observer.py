@@ -30,8 +30,8 @@ from streaming_pca.dashboard.observing.streams import StreamState
 from streaming_pca.dashboard.observing.topic_tail import read_topics
 from streaming_pca.dashboard.observing.watched import Watched
 from streaming_pca.data.release import Release
-from streaming_pca.service.errors import SessionLost, TopicError
-from streaming_pca.service.kafka.clients import BrokerUnreachable, admin_client, reading_consumer
+from streaming_pca.service.errors import BrokerUnreachable, SessionLost, TopicError
+from streaming_pca.service.kafka.clients import admin_client, reading_consumer
 
 _log = logging.getLogger(__name__)
 

@@ -45,8 +45,7 @@ from streaming_pca.service.commit.log_reader import LedgerLog, LogReader, high_w
 from streaming_pca.service.commit.recovery import OTHERWISE, LedgerMismatch, Recovery, recover
 from streaming_pca.service.commit.state_topic import Checkpoint, StateReader, encode_checkpoint, send_state
 from streaming_pca.service.commit.user_log import UserLog
-from streaming_pca.service.errors import BudgetExceededByAnother, SessionLost, StreamRefused
-from streaming_pca.service.kafka.authorization import session_lost_by
+from streaming_pca.service.errors import BudgetExceededByAnother, SessionLost, StreamRefused, session_lost_by
 from streaming_pca.service.kafka.clients import transactional_producer
 from streaming_pca.service.kafka.transaction import Transaction, discard
 

@@ -16,8 +16,7 @@ from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.privacy.ledger.entries import LedgerEntry, encode_entry, entry_hash
 from streaming_pca.privacy.ledger.ledger import Verdict
 from streaming_pca.service.commit.log_reader import LedgerLog
-from streaming_pca.service.errors import SessionLost, without_traceback
-from streaming_pca.service.kafka.authorization import in_one_line
+from streaming_pca.service.errors import SessionLost, in_one_line, without_traceback
 from streaming_pca.service.kafka.clients import transactional_producer
 from streaming_pca.service.kafka.patches import transaction_manager
 from streaming_pca.service.kafka.transaction import Transaction, discard

@@ -14,8 +14,7 @@ from kafka import KafkaConsumer, TopicPartition
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.privacy.ledger.entries import LedgerEntry, MalformedEntry, decode_entry
 from streaming_pca.privacy.ledger.ledger import Ledger, Verdict
-from streaming_pca.service.errors import SessionLost, StreamRefused
-from streaming_pca.service.kafka.authorization import session_lost_by
+from streaming_pca.service.errors import SessionLost, StreamRefused, session_lost_by
 from streaming_pca.service.kafka.clients import TpOffsets, offsets_by, reading_consumer
 
 _POLL_MS = 10  # short, because a poll that finds only a transaction marker waits for the full timeout

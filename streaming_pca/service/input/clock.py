@@ -38,8 +38,8 @@ from pydantic import SecretStr
 
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.data.features.records import PublicSchema, Schemas, Subject
-from streaming_pca.service.errors import SessionLost, StreamRefused
-from streaming_pca.service.kafka.clients import BrokerUnreachable, admin_client, offsets_by, reading_consumer
+from streaming_pca.service.errors import BrokerUnreachable, SessionLost, StreamRefused
+from streaming_pca.service.kafka.clients import admin_client, offsets_by, reading_consumer
 from streaming_pca.service.process_hardening import protect_process, withheld_messages
 
 if TYPE_CHECKING:

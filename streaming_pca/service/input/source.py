@@ -32,12 +32,17 @@ from streaming_pca.data.features.records import Schemas
 from streaming_pca.errors import LibraryMissing
 from streaming_pca.estimators.base import Plan
 from streaming_pca.privacy.ledger.entries import OffsetRange
-from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionLost, StreamRefused
+from streaming_pca.service.errors import (
+    BrokerUnreachable,
+    DeadlineExceeded,
+    RecordsLost,
+    SessionLost,
+    StreamRefused,
+)
 from streaming_pca.service.executors import Executors, Pool
 from streaming_pca.service.input.cut import BatchCutter, round_robin_quota
 from streaming_pca.service.input.end_offsets import EndOffsets, OffsetFeed, Offsets
 from streaming_pca.service.input.reader import Reader, ReaderFactory, deleted, read_to, tail_lost
-from streaming_pca.service.kafka.clients import BrokerUnreachable
 
 T = TypeVar("T")
 

@@ -26,10 +26,8 @@ from kafka.errors import (
 )
 
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
-from streaming_pca.errors import UserError
-from streaming_pca.service.errors import NotPermitted
+from streaming_pca.service.errors import BrokerUnreachable, NotPermitted, missing_permission
 from streaming_pca.service.kafka import credentials, patches
-from streaming_pca.service.kafka.authorization import missing_permission
 from streaming_pca.service.kafka.diagnosis import diagnose
 from streaming_pca.service.kafka.patches import InflatingReader, Io, RecordReader
 from streaming_pca.service.kafka.transaction import delivery_timeout_ms
@@ -52,20 +50,6 @@ _FETCH_BYTES = 8 * 2**20
 # kafka-python 3.0.12 does not mark the second as retriable. It means that a response names a broker that the
 # client's own list, of another moment, does not contain: while brokers start, and under load.
 _PASSING = (RetriableError, UnknownBrokerIdError)
-
-
-class BrokerUnreachable(UserError):
-    """Failure to reach any broker.
-
-    ``may_pass``: True if a broker has responded, and the same request can succeed later.
-    """
-
-    exit_status = 4
-
-    def __init__(self, message: str, *, may_pass: bool = False) -> None:
-        super().__init__(message)
-        self.may_pass = may_pass
-
 
 TpOffsets = dict[TopicPartition, int]
 _LEAST_BOOTSTRAP_MS = 1500

@@ -17,10 +17,9 @@ from typing import TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics, generate_latest
 
 from streaming_pca.config.settings import Settings
-from streaming_pca.service.errors import DeadlineExceeded, SessionLost, StreamRefused
+from streaming_pca.service.errors import BrokerUnreachable, DeadlineExceeded, SessionLost, StreamRefused
 from streaming_pca.service.executors import Executors, Pool, first_of
 from streaming_pca.service.http.server import HttpServer
-from streaming_pca.service.kafka.clients import BrokerUnreachable
 from streaming_pca.service.process import Patience, patiently, run_process, stop_on_signals
 from streaming_pca.service.projection.encoding import Encoder, Format
 from streaming_pca.service.projection.projector import Projector

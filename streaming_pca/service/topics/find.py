@@ -13,8 +13,7 @@ from kafka.errors import KafkaError, TopicAlreadyExistsError, TopicAuthorization
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import StreamSettings
-from streaming_pca.service.errors import CREATE, RESTORE, NotPermitted, TopicError
-from streaming_pca.service.kafka.authorization import in_one_line
+from streaming_pca.service.errors import CREATE, RESTORE, NotPermitted, TopicError, in_one_line
 from streaming_pca.service.kafka.clients import MAX_MESSAGE_BYTES, admin_client, ask_broker
 from streaming_pca.service.topics.checks import (
     Finding,

@@ -13,8 +13,7 @@ import pytest
 from streaming_pca.dashboard.observing import lookup
 from streaming_pca.dashboard.observing.logs import TopicsLost
 from streaming_pca.dashboard.observing.observer import Observer
-from streaming_pca.service.errors import TopicError
-from streaming_pca.service.kafka.clients import BrokerUnreachable
+from streaming_pca.service.errors import BrokerUnreachable, TopicError
 from tests.dashboard.api.conftest import ApiSite
 from tests.dashboard.offline import Offline, made_offline
 from tests.dashboard.streams import make_stream

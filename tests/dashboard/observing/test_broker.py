@@ -11,7 +11,7 @@ import pytest
 from streaming_pca.config.settings import Settings
 from streaming_pca.dashboard.models import Event
 from streaming_pca.dashboard.observing import observer as observing
-from streaming_pca.service.kafka.clients import BrokerUnreachable
+from streaming_pca.service.errors import BrokerUnreachable
 from tests.dashboard.observing.conftest import Observe
 from tests.dashboard.streams import make_stream
 from tests.kafka.faulty_cluster import FaultyCluster

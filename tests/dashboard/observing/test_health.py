@@ -10,7 +10,7 @@ from kafka.errors import InvalidTopicError, KafkaTimeoutError, TopicAuthorizatio
 from streaming_pca.cli.stream import stream_pause
 from streaming_pca.dashboard.observing.health import Facts, LagWatch, judge
 from streaming_pca.dashboard.observing.logs import in_words
-from streaming_pca.service.kafka.clients import BrokerUnreachable
+from streaming_pca.service.errors import BrokerUnreachable
 
 NO_REASON = signature(stream_pause).parameters["reason"].default
 VERDICTS: list[tuple[Facts, str, str]] = [

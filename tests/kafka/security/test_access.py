@@ -44,9 +44,8 @@ from streaming_pca.privacy.ledger.entries import Cap
 from streaming_pca.service.commit.log_reader import LogReader
 from streaming_pca.service.commit.verification import verify_ledger
 from streaming_pca.service.election import Election
-from streaming_pca.service.errors import NotPermitted, SessionLost, TopicError
-from streaming_pca.service.kafka.authorization import in_one_line
-from streaming_pca.service.kafka.clients import BrokerUnreachable, admin_client, transactional_producer
+from streaming_pca.service.errors import BrokerUnreachable, NotPermitted, SessionLost, TopicError, in_one_line
+from streaming_pca.service.kafka.clients import admin_client, transactional_producer
 from streaming_pca.service.topics.find import ensure_topics, existing_topics, find_topics, releases_topic
 from streaming_pca.service.topics.output import find_output
 from tests.cli.test_app import one_line

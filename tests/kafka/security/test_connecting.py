@@ -20,7 +20,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from streaming_pca.config.kafka import KafkaSettings
-from streaming_pca.service.kafka.clients import BrokerUnreachable, plain_producer, reading_consumer
+from streaming_pca.service.errors import BrokerUnreachable
+from streaming_pca.service.kafka.clients import plain_producer, reading_consumer
 from streaming_pca.service.kafka.diagnosis import diagnose
 from streaming_pca.service.topics.find import describe_topics
 from tests.cli.test_app import closed_port, write_config

@@ -10,8 +10,9 @@ import pytest
 import trustme
 
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
+from streaming_pca.service.errors import BrokerUnreachable
 from streaming_pca.service.kafka import clients
-from streaming_pca.service.kafka.clients import BrokerUnreachable, admin_client
+from streaming_pca.service.kafka.clients import admin_client
 from streaming_pca.service.kafka.diagnosis import diagnose
 from tests.kafka.conftest import Name, Patch
 from tests.kafka.security.secured import (

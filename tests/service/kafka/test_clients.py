@@ -17,6 +17,7 @@ from kafka.producer.producer_batch import ProducerBatch
 from kafka.producer.record_accumulator import RecordAccumulator
 
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
+from streaming_pca.service.errors import BrokerUnreachable
 from streaming_pca.service.kafka import clients
 from streaming_pca.service.kafka.clients import offsets_by
 from tests.cli.test_app import closed_port
@@ -126,7 +127,7 @@ def test_files_that_cannot_be_used_are_a_mistake_until_a_broker_answers(
     # Later, the file is perhaps being replaced.
     if name in (*FILES, "sasl_oauth_token_file"):
         monkeypatch.setitem(clients._answered, address, address)
-        assert refusal(clients.BrokerUnreachable, clients._connect, settings, fails) == line
+        assert refusal(BrokerUnreachable, clients._connect, settings, fails) == line
 
 
 def test_all_unusable_files_are_named_at_once(pem: dict[str, Path]) -> None:
@@ -153,7 +154,8 @@ def test_consumers_that_cannot_reach_a_broker_leave_no_threads_and_few_descripto
 _ATTEMPTS = """
 import gc, json, sys, threading
 import psutil
-from streaming_pca.service.kafka.clients import BrokerUnreachable, reading_consumer
+from streaming_pca.service.errors import BrokerUnreachable
+from streaming_pca.service.kafka.clients import reading_consumer
 from streaming_pca.config.settings import KafkaSettings
 
 settings = KafkaSettings(bootstrap_servers=sys.argv[1], bootstrap_timeout_ms=100)

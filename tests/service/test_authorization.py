@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kafka import errors
 
-from streaming_pca.service.kafka.authorization import in_one_line
+from streaming_pca.service.errors import in_one_line
 
 
 def in_response(request: str, what: str) -> Exception:
