@@ -54,11 +54,6 @@ def say(line: str, console: Console = out) -> None:
     console.print(printable(line, "\n\t"), markup=False, highlight=False, soft_wrap=True)
 
 
-def print_record(pairs: Mapping[str, str | Sequence[str]], indent: int = 0, label: int = 0) -> None:
-    """Print names and values in two columns, like :func:`record_text`."""
-    say(record_text(pairs, indent, label))
-
-
 def record_text(pairs: Mapping[str, str | Sequence[str]], indent: int = 0, label: int = 0) -> str:
     """Format names and values in two columns; long values wrap between words, uncut.
 
@@ -102,7 +97,7 @@ def print_table(rows: Sequence[Mapping[str, str]], right: Collection[str] = ()) 
         for number, row in enumerate(rows):
             if number:
                 say("")
-            print_record({name: cell for name, cell in row.items() if cell}, label=max(map(cell_len, row)))
+            say(record_text({name: cell for name, cell in row.items() if cell}, 0, max(map(cell_len, row))))
         return
     for row in table:
         cells = []

@@ -17,7 +17,7 @@ from streaming_pca.cli.common import (
     err,
     log_step,
     print_json,
-    print_record,
+    record_text,
     say,
     wrapped,
 )
@@ -178,7 +178,7 @@ def _print_stream(about: dict[str, Any], guarantee: str, *, pairs: bool, memory:
         rows["memory"] = f"at most {_mebibytes(bounds['any_messages'])}"
         if "one_row_messages" in bounds:
             rows["memory"] += f", {_mebibytes(bounds['one_row_messages'])} with messages of one row"
-    print_record(rows, indent=2)
+    say(record_text(rows, indent=2))
 
 
 def _mebibytes(n_bytes: int) -> str:

@@ -18,7 +18,7 @@ from streaming_pca.cli.common import (
     err,
     log_step,
     print_json,
-    print_record,
+    record_text,
     say,
     start_process,
 )
@@ -105,7 +105,7 @@ def _print(facts: dict[str, Any]) -> None:
         "ledger": f"{facts['ledger']['entries']} entries, {facts['ledger']['bytes']} bytes",
     }
     say(facts["stream"])
-    print_record(rows, indent=2)
+    say(record_text(rows, indent=2))
 
 
 def _leader(leader: dict[str, Any] | None) -> str:

@@ -61,7 +61,7 @@ def test_every_place_shows_the_same_lines(
 
     described = broker_status._described(found, configured)
     assert described["doubts"] == list(found.doubts)
-    common.print_record({"doubts": Advice(**described["advice"]).lines})
+    common.say(common.record_text({"doubts": Advice(**described["advice"]).lines}))
     assert [line[8:] for line in capfd.readouterr().out.splitlines()] == lines
 
     history = ReleaseHistory(configured, 10)
