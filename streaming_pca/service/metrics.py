@@ -139,9 +139,6 @@ class Metrics:
     def text(self) -> bytes:
         return generate_latest(self.registry)
 
-    def for_stream(self, stream: str) -> StreamMetrics:
-        return StreamMetrics(self, stream)
-
 
 class StreamMetrics:
     """One stream's part of :class:`Metrics`."""

@@ -76,10 +76,10 @@ class _Stream:
         self.status: int | None = None  # exit status; None until the stream ends
         self._worker = worker
         self._log = StreamLog(log, settings.stream.name)
-        self.metrics = worker.metrics.for_stream(settings.stream.name)
+        self.metrics = StreamMetrics(worker.metrics, settings.stream.name)
         self.metrics.set_source("ready", lambda: self.role in ("leading", "standby", "paused"))
         self._leading = asyncio.Event()
-        self._session: Session | None = None
+        self.session: Session | None = None  # there while a batch may be in progress
         self._patience = Patience(settings.worker)
         self._led_since = math.inf  # time of the session's take-over
         self._lost_at: float | None = None  # time of the last lost session; None once a session has followed
@@ -94,15 +94,10 @@ class _Stream:
         return self.settings.stream.state_topic
 
     @property
-    def in_session(self) -> bool:
-        """True while a batch may be in progress."""
-        return self._session is not None
-
-    @property
     def role(self) -> str:
         if self.status is not None:
             return "ended"
-        if self._session is not None and self._session.paused:
+        if self.session is not None and self.session.paused:
             return "paused"
         if self._leading.is_set():
             return "leading"
@@ -127,8 +122,8 @@ class _Stream:
 
     def interrupt(self) -> None:
         """End the session, after its reserved batch."""
-        if self._session is not None:
-            self._session.interrupt()
+        if self.session is not None:
+            self.session.interrupt()
 
     async def run(self) -> None:
         """Lead whenever elected; set :attr:`status` at the stream's end."""
@@ -212,7 +207,7 @@ class _Stream:
         worker = self._worker
         parts = (worker.executors, worker.poller, self.metrics, self._log)
         how = (*parts, worker.make_reader, worker.tracing, self._note_take_over)
-        self._session = session = Session(self.settings, topics, *how)
+        self.session = session = Session(self.settings, topics, *how)
         try:
             # The lead may have been lost by now, or the process may be stopping.
             if worker.stopping.is_set() or not self._leading.is_set():
@@ -221,7 +216,7 @@ class _Stream:
         finally:
             if session.made_progress:
                 self._patience.reset()
-            self._session = None
+            self.session = None
 
     def _note_take_over(self) -> None:
         self._led_since = time.monotonic()
@@ -385,7 +380,7 @@ class Worker:
                 election = await self._in_election(
                     "joining", Election, kafka, group, self._topics(), self.metrics.rebalances.inc
                 )
-                while not self.stopping.is_set() or any(s.in_session for s in self._streams):
+                while not self.stopping.is_set() or any(s.session for s in self._streams):
                     await self._in_election("the election", election.stand_for, self._topics())
                     led_topics = await self._in_election("the election", election.poll)
                     if election.joined:

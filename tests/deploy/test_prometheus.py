@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from streaming_pca.data.release import Release
-from streaming_pca.service.metrics import Metrics
+from streaming_pca.service.metrics import Metrics, StreamMetrics
 from tests.data.test_release import counted
 from tests.deploy.compose import read_compose
 from tests.deploy.grafana import NAMES, queries, read_dashboard
@@ -97,7 +97,7 @@ def test_an_alert_that_is_wrong_is_noticed(tmp_path: Path, old: str, new: str) -
 
 def test_rules_and_dashboards_name_metrics_that_a_worker_has_or_a_rule_records() -> None:
     metrics = Metrics()
-    metrics.for_stream("s").set_noisy_counts(Release(**counted()), 299)
+    StreamMetrics(metrics, "s").set_noisy_counts(Release(**counted()), 299)
     families = re.findall(r"^# TYPE (\w+) (\w+)", metrics.text().decode(), re.MULTILINE)
     known = {name for name, _ in families}
     parts = ("sum", "count", "bucket")

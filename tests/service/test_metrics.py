@@ -14,7 +14,7 @@ from streaming_pca.estimators.base import Outcome
 from streaming_pca.privacy.ledger.entries import Cap, OffsetRange, Opened, Reserved
 from streaming_pca.privacy.ledger.ledger import Ledger
 from streaming_pca.privacy.parameters import Charge
-from streaming_pca.service.metrics import Metrics
+from streaming_pca.service.metrics import Metrics, StreamMetrics
 from streaming_pca.service.projection.worker import ProjectionMetrics
 from tests.data.test_release import ACCURATE, accurate, counted, of_a_tensor
 
@@ -37,7 +37,7 @@ def shown(filter: str, cap: tuple[str, str], *charges: tuple[int, int, Charge]) 
         entry = Reserved(topic_id="id", job=job, batch=1, previous=ledger.job(job).head, charge=charge, **how)
         assert ledger.apply(entry).accepted
     metrics = Metrics()
-    metrics.for_stream("s").show_ledger(ledger, 1 + len(charges))
+    StreamMetrics(metrics, "s").show_ledger(ledger, 1 + len(charges))
     families = text_string_to_metric_families(metrics.text().decode())
     return {s.name.removeprefix("streaming_pca_"): s.value for f in families for s in f.samples}
 
@@ -64,7 +64,7 @@ def test_each_series_belongs_to_a_metric_of_the_reference() -> None:
     """Otherwise a `_created` series of each counter and histogram is listed nowhere."""
     page = (Path(__file__).parents[2] / "docs/reference/metrics.md").read_text(encoding="utf-8")
     metrics = Metrics()
-    metrics.for_stream("s").count_batch("committed", 5)
+    StreamMetrics(metrics, "s").count_batch("committed", 5)
     families = list(text_string_to_metric_families(metrics.text().decode()))
     assert len(families) > 10
     for family in families:
@@ -103,7 +103,7 @@ def test_an_infinite_charge_leaves_infinity_under_an_infinite_cap() -> None:
 
 def test_outcomes_are_counted_as_releases_tell_them() -> None:
     metrics = Metrics()
-    stream, other = metrics.for_stream("s"), metrics.for_stream("other")
+    stream, other = StreamMetrics(metrics, "s"), StreamMetrics(metrics, "other")
     other.show_release(Release(**accurate()))
     assert b"batch_outcomes_total{" not in metrics.text()
     for outcome in ("no-scale", "learnt", "learnt"):
@@ -123,7 +123,7 @@ def test_no_process_metrics_are_shown() -> None:
 
 def test_noisy_counts_are_shown_with_their_error_once_there_are_any() -> None:
     metrics = Metrics()
-    stream = metrics.for_stream("s")
+    stream = StreamMetrics(metrics, "s")
     names = ("batch_null", "batch_counts", "batch_clipped")
     assert not any(name.encode() in metrics.text() for name in names[:2])
     stream.set_noisy_counts(Release(**counted(null_records=-3.0)), 299)
@@ -136,7 +136,7 @@ def test_noisy_counts_are_shown_with_their_error_once_there_are_any() -> None:
 
 def test_what_a_release_says_of_itself_is_shown_until_another_says_nothing() -> None:
     metrics = Metrics()
-    stream, other = metrics.for_stream("s"), metrics.for_stream("other")
+    stream, other = StreamMetrics(metrics, "s"), StreamMetrics(metrics, "other")
     series = ("angle_bound_radians{", "total_variance{", "total_variance_error{")
     assert lines_of(metrics, *series) == []
     stream.show_release(Release(**accurate(angle_bound=0.25)))
@@ -156,8 +156,8 @@ def test_each_component_of_a_subspace_has_its_variance_and_a_tensor_has_none() -
     metrics = Metrics()
     subspace = accurate(rank=2, components=[[1.0, 0.0], [0.0, 1.0]], dim=2)
     subspace |= {"explained_variance": [2.0, -0.5], "explained_variance_error": [0.1, 0.1]}
-    metrics.for_stream("s").show_release(Release(**subspace))
-    metrics.for_stream("t").show_release(Release(**of_a_tensor()))
+    StreamMetrics(metrics, "s").show_release(Release(**subspace))
+    StreamMetrics(metrics, "t").show_release(Release(**of_a_tensor()))
     assert lines_of(metrics, "explained_variance{") == [
         'explained_variance{component="1",stream="s"} 2.0',
         'explained_variance{component="2",stream="s"} -0.5',

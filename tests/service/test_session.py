@@ -15,7 +15,7 @@ from streaming_pca.config.settings import Settings, StreamSettings
 from streaming_pca.service import session as session_module
 from streaming_pca.service.executors import Executors, Pool
 from streaming_pca.service.logs import StreamLog
-from streaming_pca.service.metrics import Metrics
+from streaming_pca.service.metrics import Metrics, StreamMetrics
 from streaming_pca.service.session import Session
 from streaming_pca.service.topics.find import Topics
 from streaming_pca.service.tracing import Span
@@ -64,7 +64,7 @@ def test_many_null_messages_are_a_warning_unless_users_send_them(
     release = made.next_release(null_records=90.0)
 
     async def publish() -> None:
-        executors, metrics = Executors(), Metrics().for_stream("s")
+        executors, metrics = Executors(), StreamMetrics(Metrics(), "s")
         topics, log = Topics("id", (0,)), StreamLog(logging.getLogger("test"), "s")
         session = Session(made.settings, topics, executors, cast("Any", None), metrics, log)
         session._writer = cast("Any", SimpleNamespace(publish=release.to_bytes))
@@ -79,7 +79,7 @@ def test_many_null_messages_are_a_warning_unless_users_send_them(
 
 async def interrupt_while_waiting(*, for_thread: bool) -> tuple[bool, list[str]]:
     """Interrupt a session that waits for the semaphore or a thread; return its result and the calls."""
-    executors, metrics = Executors(), Metrics().for_stream("s")
+    executors, metrics = Executors(), StreamMetrics(Metrics(), "s")
     settings, topics = Settings(kafka=KafkaSettings(), stream=STREAM), Topics("id", (0,))
     log = StreamLog(logging.getLogger("test"), "s")
     session = Session(settings, topics, executors, cast("Any", None), metrics, log)

@@ -19,7 +19,7 @@ from pydantic import SecretStr
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.service import verification
-from streaming_pca.service.metrics import Metrics
+from streaming_pca.service.metrics import Metrics, StreamMetrics
 from streaming_pca.service.verification import verify_periodically
 from tests.security.needles import secret
 from tests.security.unprivileged import is_dumpable
@@ -34,7 +34,7 @@ async def verify(
     login = {"sasl_mechanism": "PLAIN", "sasl_username": "worker", "sasl_password": SecretStr(PASSWORD)}
     address = {"bootstrap_servers": f"127.0.0.1:{port}", "bootstrap_timeout_ms": patience}
     kafka = KafkaSettings(security_protocol="SASL_PLAINTEXT", **login, **address)
-    shown = {"records": [metrics.for_stream("a"), metrics.for_stream("b")]}
+    shown = {"records": [StreamMetrics(metrics, "a"), StreamMetrics(metrics, "b")]}
     await verify_periodically(kafka, shown, interval, stopping)
 
 
