@@ -80,8 +80,6 @@ class Restored:
 
 @dataclass(frozen=True)
 class _Missing:
-    """Part of a backup that is missing from the topics."""
-
     entries: tuple[bytes, ...]
     states: dict[str, bytes]
     newer: int

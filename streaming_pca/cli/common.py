@@ -115,7 +115,6 @@ def charge_text(value: str | None) -> str:
 
 
 def connection_to(bootstrap: str | None) -> KafkaSettings:
-    """Return connection settings without a file."""
     from pydantic import ValidationError
 
     from streaming_pca.config.kafka import KafkaSettings
@@ -145,7 +144,6 @@ def fail(error: BaseException, status: int) -> NoReturn:
 
 
 def chosen_streams(path: Path, stream: str | None) -> tuple[Settings, ...]:
-    """Load one stream of a file, or all of them."""
     from streaming_pca.config.loading import load_settings, load_streams
 
     return load_streams(path) if stream is None else (load_settings(path, stream),)

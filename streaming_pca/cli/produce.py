@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Local:
-    """Options of reports."""
-
     radius: float | None = None
     accountant: Path | None = None
     skip_spent: bool = False

@@ -141,8 +141,6 @@ class Metrics:
 
 
 class StreamMetrics:
-    """One stream's part of :class:`Metrics`."""
-
     def __init__(self, metrics: Metrics, stream: str) -> None:
         self._all, self._stream = metrics, stream
         self.set("leader", False)

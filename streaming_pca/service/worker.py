@@ -318,7 +318,6 @@ class Worker:
         return {stream.settings.stream.name: stream.role for stream in self._streams}
 
     def refusals(self) -> dict[str, str]:
-        """Return the streams that this process may not run as configured, with reasons."""
         return {s.settings.stream.name: s.refusal for s in self._streams if s.refusal is not None}
 
     async def run(self) -> int:

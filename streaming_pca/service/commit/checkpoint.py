@@ -64,8 +64,6 @@ class TakenOver:
 
 
 class CheckpointWriter(LedgerWriter):
-    """Leader's writer of ledger, state and releases."""
-
     def __init__(self, kafka: KafkaSettings, stream: StreamSettings, topic_id: str) -> None:
         super().__init__(kafka, stream.ledger_topic, topic_id, stream.name)
         self._stream = stream

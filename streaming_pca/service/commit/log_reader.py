@@ -181,7 +181,6 @@ class LedgerLog(LedgerReplay):
         self._ends: KafkaConsumer | None = None  # it stays connected
 
     def catch_up(self, end: int | None = None) -> None:
-        """Replay to ``end``, by default the high watermark."""
         for _ in self.new_entries(end):
             pass
 

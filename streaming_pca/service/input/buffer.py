@@ -273,7 +273,6 @@ class RecordBuffer:
 
     @property
     def bytes(self) -> int:
-        """Lower bound of the buffered bytes; every message counts as at least one row."""
         messages = sum(buffer.count for buffer in self.buffers.values())
         return max(self._store.size, messages) * self._store.row_bytes
 
@@ -375,7 +374,6 @@ class RecordBuffer:
         return batch, taken.users
 
     def release_memory(self) -> None:
-        """Release the last batch's memory for reuse; the batch must not be in use."""
         if self._shared is not None:
             self._shared.clear()
             self._spare, self._shared = self._shared, None
