@@ -9,7 +9,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, cast
 
@@ -211,43 +211,31 @@ class _OutputClosed(OutputFailed, BrokenPipeError):
 
 
 class _Output:
-    """Stream that marks its own errors."""
+    """Stream that marks its own errors, or ignores them: the exit status reports them."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        try:
-            return self._stream.write(text)
-        except OSError as error:
-            raise _named(error) from None
-
-    def flush(self) -> None:
-        try:
-            self._stream.flush()
-        except OSError as error:
-            raise _named(error) from None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-class _Errors(_Output):
-    """Standard error, which ignores failed writes, so that only the exit status reports them."""
+    def __init__(self, stream: TextIO, *, ignores: bool = False) -> None:
+        self._stream, self._ignores = stream, ignores
 
     def write(self, text: str) -> int:
-        with suppress(OSError):
-            return super().write(text)
+        with self._marked():
+            self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with suppress(OSError):
-            super().flush()
+        with self._marked():
+            self._stream.flush()
 
+    @contextmanager
+    def _marked(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not self._ignores:
+                kind = _OutputClosed if error.errno == errno.EPIPE else OutputFailed
+                raise kind(error.errno, os.strerror(error.errno or errno.EIO)) from None
 
-def _named(error: OSError) -> OutputFailed:
-    kind = _OutputClosed if error.errno == errno.EPIPE else OutputFailed
-    return kind(error.errno, os.strerror(error.errno or errno.EIO))
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def guard_output() -> None:
@@ -262,7 +250,7 @@ def guard_output() -> None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     sys.stdout = cast(TextIO, _Output(sys.stdout))
     if sys.stderr is not None:
-        sys.stderr = cast(TextIO, _Errors(sys.stderr))
+        sys.stderr = cast(TextIO, _Output(sys.stderr, ignores=True))
 
 
 def end_without_output(error: OSError, status: int = 1) -> NoReturn:
