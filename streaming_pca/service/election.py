@@ -22,14 +22,11 @@ class Election(ConsumerRebalanceListener):  # type: ignore[misc]
     ``group`` is equal in all processes that may lead any of them.
     """
 
-    def __init__(
-        self, kafka: KafkaSettings, group: str, topics: Iterable[str], on_rebalance: Callable[[], None]
-    ) -> None:
+    def __init__(self, kafka: KafkaSettings, group: str, on_rebalance: Callable[[], None]) -> None:
         self._on_rebalance = on_rebalance
-        self._topics = sorted(topics)
+        self._topics: list[str] = []
         self.joined = False  # True after the first assignment: this process or another one leads
         self._consumer: KafkaConsumer = group_consumer(kafka, group, partitions=[0])
-        self._consumer.subscribe(self._topics, listener=self)
 
     def on_partitions_assigned(self, assigned: Any) -> None:
         """Pause the assigned partitions: a state can be large and is read elsewhere."""
@@ -41,8 +38,8 @@ class Election(ConsumerRebalanceListener):  # type: ignore[misc]
     def on_partitions_revoked(self, revoked: Any) -> None:
         """Do nothing: :meth:`poll` notices the change; :meth:`on_partitions_lost` calls this too."""
 
-    def stand_for(self, topics: Iterable[str]) -> None:
-        """Replace the streams that this process may lead."""
+    def poll(self, topics: Iterable[str]) -> frozenset[str]:
+        """Stand for these streams, and serve the group protocol briefly; return the led ones' topics."""
         wanted = sorted(topics)
         if wanted != self._topics:
             self._topics = wanted
@@ -50,10 +47,7 @@ class Election(ConsumerRebalanceListener):  # type: ignore[misc]
                 self._consumer.subscribe(wanted, listener=self)
             else:
                 self._consumer.unsubscribe()
-
-    def poll(self) -> frozenset[str]:
-        """Serve the group protocol briefly; return the state topics of led streams."""
-        if not self._topics:
+        if not wanted:
             return frozenset()
         rejoin_if_unstable(self._consumer)
         self._consumer.poll(timeout_ms=300)

@@ -377,11 +377,10 @@ class Worker:
             election = None
             try:
                 election = await self._in_election(
-                    "joining", Election, kafka, group, self._topics(), self.metrics.rebalances.inc
+                    "joining", Election, kafka, group, self.metrics.rebalances.inc
                 )
                 while not self.stopping.is_set() or any(s.session for s in self._streams):
-                    await self._in_election("the election", election.stand_for, self._topics())
-                    led_topics = await self._in_election("the election", election.poll)
+                    led_topics = await self._in_election("the election", election.poll, self._topics())
                     if election.joined:
                         self.joined.set()
                     if not self.stopping.is_set():

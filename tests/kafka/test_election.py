@@ -28,7 +28,7 @@ class Member:
         self.won: frozenset[str] = frozenset()
         self._topics, self._over = topics, threading.Event()
         kafka = KafkaSettings(bootstrap_servers=bootstrap, session_timeout_ms=SESSION_MS)
-        self._election = Election(kafka, group, topics, lambda: None)
+        self._election = Election(kafka, group, lambda: None)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -37,8 +37,7 @@ class Member:
 
     def _run(self) -> None:
         while not self._over.is_set():
-            self._election.stand_for(self._topics)
-            self.won = self._election.poll()
+            self.won = self._election.poll(self._topics)
 
     def close(self) -> None:
         self._over.set()

@@ -206,8 +206,8 @@ def lead(place: Place, settings: Settings) -> None:
     kafka, stream = settings.kafka, settings.stream
     # As a worker does first.
     assert existing_topics(kafka, [stream.state_topic])
-    with closing(Election(kafka, settings.worker.group, [stream.state_topic], lambda: None)) as election:
-        wait_for("the group", lambda: election.poll() is not None and election.joined)
+    with closing(Election(kafka, settings.worker.group, lambda: None)) as election:
+        wait_for("the group", lambda: election.poll([stream.state_topic]) is not None and election.joined)
 
 
 def show_dashboard(place: Place, settings: Settings) -> None:
