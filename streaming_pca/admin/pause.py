@@ -16,7 +16,7 @@ from typing import cast
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import StreamSettings
-from streaming_pca.privacy.ledger.entries import Paused, Resumed, Retired, decode_entry, encode_entry
+from streaming_pca.privacy.ledger.entries import Paused, Resumed, Retired
 from streaming_pca.privacy.ledger.protocol import JobStatus
 from streaming_pca.service.commit.checkpoint import CheckpointWriter
 from streaming_pca.service.commit.ledger_writer import check_reason, trace_of
@@ -90,7 +90,6 @@ class LifecycleWriter(CheckpointWriter):
     def _write(self, kind: type[Kind], reason: str) -> None:
         with self._step("standing.2 dry run"):
             entry = cast(Kind, self._next(kind, reason=reason))
-            entry = cast(Kind, decode_entry(encode_entry(entry)))
             verdict = self.log.ledger.check(entry)
             if not verdict.accepted:
                 raise StreamRefused(f"the ledger refuses {entry.kind}: {verdict.reason}")
