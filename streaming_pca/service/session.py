@@ -81,8 +81,7 @@ class Session:
         self._interrupted = False
         self._wakeup = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        ahead = settings.worker.read_ahead
-        self._input = Input(settings.kafka, self._stream, executors, self._wakeup, ahead, make_reader)
+        self._input = Input(settings, executors, self._wakeup, make_reader)
         self._feed: OffsetFeed | None = None
         self._reserved_at: float | None = None
         self.paused = False  # True while the session waits for the stream to be resumed

@@ -23,8 +23,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
-from streaming_pca.config.settings import StreamSettings
+from streaming_pca.config.kafka import ConfigurationError
+from streaming_pca.config.settings import Settings, StreamSettings
 from streaming_pca.data.batch import Batch
 from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.data.features.reading import FieldReader
@@ -364,19 +364,11 @@ class Input:
     """
 
     def __init__(
-        self,
-        kafka: KafkaSettings,
-        stream: StreamSettings,
-        executors: Executors,
-        wakeup: asyncio.Event,
-        read_ahead: float,
-        make_reader: ReaderFactory,
+        self, settings: Settings, executors: Executors, wakeup: asyncio.Event, make_reader: ReaderFactory
     ) -> None:
-        self._kafka, self._stream, self._executors = kafka, stream, executors
-        self._make_reader = make_reader
+        self._settings, self._executors, self._make_reader = settings, executors, make_reader
         self._source: Source | None = None
         self._stopped = False
-        self._read_ahead = read_ahead
         self._read_ahead_task = ReadAhead(self._read_step, wakeup)
 
     def stop(self) -> None:
@@ -402,12 +394,12 @@ class Input:
         codec_of: CodecMaker | None = None,
     ) -> None:
         """Start reading; ``skip_lost`` defaults to the stream's, ``codec_of`` is for a registry's schemas."""
-        stream = self._stream
+        kafka, stream = self._settings.kafka, self._settings.stream
         skip = stream.lost_records == "skip" if skip_lost is None else skip_lost
 
         def open_source() -> Source:
-            reader = self._make_reader(self._kafka, stream, codec, len(partitions), skip, feed.check)
-            wait, ahead = stream.max_wait_seconds, self._read_ahead
+            reader = self._make_reader(kafka, stream, codec, len(partitions), skip, feed.check)
+            wait, ahead = stream.max_wait_seconds, self._settings.worker.read_ahead
             how = (feed, skip, wait, ahead, codec.schemas, codec_of)
             return Source(reader, stream.input, partitions, positions, epochs, *how)
 
