@@ -63,9 +63,9 @@ FLOORS = {
         {"linalg", "kernels", "privacy", "data", "local", "estimators", "api", "audit"}
         | {"validation_errors", "errors", "text"},
     ),
-    "service": (18_926, set[str]()),
+    "service": (18_722, set[str]()),
     "extras": (
-        9_351,
+        9_339,
         {"dashboard", "spark", "dev", "demo", "plots"}
         | {"service.projection", "service.tracing", "service.span_export"},
     ),
