@@ -147,7 +147,7 @@ def imports_of(node: ast.AST, package: str) -> Iterator[tuple[str, str]]:
                 outer = package.split(".")[: len(package.split(".")) + 1 - child.level]
                 source = ".".join([*outer, *filter(None, [source])])
             yield from ((source, alias.name) for alias in child.names)
-        elif isinstance(child, ast.Call) and ast.unparse(child.func).endswith(("import_module", "library")):
+        elif isinstance(child, ast.Call) and ast.unparse(child.func).endswith("import_module"):
             yield from ((str(each.value), "") for each in child.args[:1] if isinstance(each, ast.Constant))
         yield from imports_of(child, package)
 

@@ -8,6 +8,8 @@ features read; lists and maps are bytes in them, and only the needed ones are pa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from importlib import import_module
 from operator import itemgetter
 from typing import Any
 
@@ -89,8 +91,16 @@ class ProtobufRecords:
         return out
 
 
-def _library(module: str) -> Any:
-    return library(module, "protobuf", "protobuf")
+def _library(load: Callable[[], Any]) -> Any:
+    return library("protobuf", "protobuf", load)
+
+
+def _descriptors_library() -> Any:
+    return import_module("google.protobuf.descriptor_pb2")
+
+
+def _pool_library() -> Any:
+    return import_module("google.protobuf.descriptor_pool")
 
 
 def message_type(data: bytes, name: str | None) -> Any:
@@ -98,18 +108,18 @@ def message_type(data: bytes, name: str | None) -> Any:
 
     ValueError in one line, if the data has no such message; LibraryMissing.
     """
-    descriptors = _library("google.protobuf.descriptor_pb2")
-    pool = _library("google.protobuf.descriptor_pool").DescriptorPool()
+    descriptors, pools = _library(_descriptors_library), _library(_pool_library)
     if len(data) > _MOST_BYTES:
         raise ValueError(f"the schema is longer than {_MOST_BYTES} octets")
     try:
         given = descriptors.FileDescriptorSet.FromString(data).file
         files = {each.name: each for each in given}
         for common in _COMMON:
-            module = _library(f"google.protobuf.{common}_pb2")
+            module = _library(partial(import_module, f"google.protobuf.{common}_pb2"))
             if module.DESCRIPTOR.name not in files:
                 found = descriptors.FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)
                 files[found.name] = found
+        pool = pools.DescriptorPool()
         for file in _in_order(files):
             pool.Add(file)
     except RecursionError:
@@ -183,9 +193,9 @@ class _Builder:
     """
 
     def __init__(self) -> None:
-        self._descriptors = _library("google.protobuf.descriptor_pb2")
-        self._classes = _library("google.protobuf.message_factory")
-        self._pool = _library("google.protobuf.descriptor_pool").DescriptorPool()
+        self._descriptors = _library(_descriptors_library)
+        self._classes = _library(lambda: import_module("google.protobuf.message_factory"))
+        self._pool = _library(_pool_library).DescriptorPool()
         self._files = 0
         self.found: set[int] = set()
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from annotated_types import MinLen
@@ -26,10 +25,10 @@ SCHEMA_FORMATS: Final[dict[str, SchemaFormat]] = {"avro": "avro", "protobuf": "p
 """Formats whose payloads cannot be read without a schema."""
 
 
-def library(module: str, name: str, extra: str) -> Any:
-    """Import a module of an extra's library, or raise :class:`LibraryMissing`."""
+def library(name: str, extra: str, load: Callable[[], Any]) -> Any:
+    """Return the result of importing a module of an extra, or raise :class:`LibraryMissing`."""
     try:
-        return import_module(module)
+        return load()
     except ImportError:
         raise LibraryMissing(f'stream.format = "{extra}" needs {name}: {install_command(extra)}') from None
 

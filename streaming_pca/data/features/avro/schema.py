@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from importlib import import_module
 from typing import Any
 
 from streaming_pca.data.features.records import library
@@ -32,7 +33,7 @@ class AvroSchema:
     """
 
     def __init__(self, data: bytes) -> None:
-        fastavro = library("fastavro.schema", "fastavro", "avro")
+        fastavro = library("fastavro", "avro", lambda: import_module("fastavro.schema"))
         if len(data) > _MOST_BYTES:
             raise ValueError(f"the schema is longer than {_MOST_BYTES} octets")
         self._named: dict[str, Any] = {}
