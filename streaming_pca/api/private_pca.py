@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Self
 
@@ -38,7 +37,7 @@ from streaming_pca.api.rows import Rows, planned_shape, record_rows, refuse_mixt
 from streaming_pca.data.array_batch import ArrayBatch, SparseBatch
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.release import Release
-from streaming_pca.estimators.base import Estimator, Plan, Subspace
+from streaming_pca.estimators.base import Estimator, Plan, State, Subspace
 from streaming_pca.estimators.factory import (
     changed_parameters,
     configure,
@@ -55,7 +54,6 @@ from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.privacy.parameters import Charge
 
 _MECHANISM_FREE = ("random_state", "whiten", "accountant")  # parameters that no mechanism depends on
-_FEATURES = ("n_features_in_", "feature_names_in_", "_features_told")
 
 
 class PrivatePCA(MappedModel):
@@ -192,6 +190,10 @@ class PrivatePCA(MappedModel):
     ((2, 4), 1.0)
     """
 
+    _estimator: Estimator[Any, Any]
+    _state: State
+    _charged_as: object
+    privacy_spent_: Charge
     _spent_before: Charge = Charge.nothing()
     """Charges of the batches up to the last that failed; charges of later batches add to them."""
 
@@ -253,16 +255,17 @@ class PrivatePCA(MappedModel):
         estimator = self._configured(array.shape[-1], m, m)
         n_usable = usable_records(array.shape, estimator)
         rng = self._begin(X, array, estimator, m)
-        # Between batches too: to copy a batch's records may need more memory than there is.
-        with self._charging_a_retry():
-            order = rng.permutation(m)[:n_usable]
-            first = 0
-            while first < n_usable:
-                plan = estimator.plan(self._state)
-                count = records_to_take(plan.count, n_usable - first)
-                self._learn(array[order[first : first + count]], plan)
-                first += count
-        return self._finish()
+        charged_as = self._charged_as, self._spent_before
+        order = rng.permutation(m)[:n_usable]
+        first = 0
+        while first < n_usable:
+            plan = estimator.plan(self._state)
+            count = records_to_take(plan.count, n_usable - first)
+            self._learn(array[order[first : first + count]], plan, *charged_as)
+            first += count
+        self._finish()
+        self._charged_as, self._spent_before = charged_as
+        return self
 
     def partial_fit(self, X: ArrayLike, y: object = None) -> Self:
         """Update the model by one batch of records that were not in any earlier call.
@@ -293,8 +296,11 @@ class PrivatePCA(MappedModel):
         n_usable = usable_records(array.shape, estimator, is_first=not begun)
         if not begun:
             self._begin(X, array, estimator, None)
-        self._learn(array[:n_usable], estimator.plan(self._state))
-        return self._finish()
+        charged_as = self.__dict__.get("_charged_as", object()), self._spent_before
+        self._learn(array[:n_usable], estimator.plan(self._state), *charged_as)
+        self._finish()
+        self._charged_as, self._spent_before = charged_as
+        return self
 
     def plan(
         self, n_features: int, n_samples: int, *, batches: Batches | None = None, tail: float = 1.0
@@ -371,34 +377,43 @@ class PrivatePCA(MappedModel):
         state = estimator.init(rng)
         # Plan before the old model is dropped: a plan refuses, for example, noise that no scale can give.
         plan = estimator.plan(state)
-        features = {name: self.__dict__[name] for name in _FEATURES if name in self.__dict__}
+        earlier = dict(self.__dict__)
         try:
             self._check_features(X, array, reset=True)
             self._charge(model := object(), plan.charge)
         except BaseException:
-            # The earlier model stays.
-            for name in _FEATURES:
-                self.__dict__.pop(name, None)
-            self.__dict__.update(features)
+            self.__dict__ = earlier
             raise
-        self._set_fitted({})
-        self.__dict__.pop("_published", None)
-        self._estimator, self._state = estimator, state
-        self._n_records_told, self._rows_per_record, self._has_vectors = n_records, 1, False
-        self.privacy_spent_ = self._spent_before = Charge.nothing()
-        self._charged_as = model
+        kept = {name: self.__dict__[name] for name in self.__dict__.keys() - {*ATTRIBUTES, "_published"}}
+        # In one step, so that an interrupt leaves a whole model.
+        self.__dict__ = kept | {
+            "_estimator": estimator,
+            "_state": state,
+            "_n_records_told": n_records,
+            "_rows_per_record": 1,
+            "_has_vectors": False,
+            "privacy_spent_": Charge.nothing(),
+            "_spent_before": Charge.nothing(),
+            "_charged_as": model,
+        }
         return rng
 
     def _charge(self, model: object, charge: Charge) -> None:
         foreign = getattr(self, "_foreign_budgets", ())
         charge_all((*charged_accountants(self.accountant), *foreign), model, charge)
 
-    def _learn(self, rows: Rows, plan: Plan) -> None:
+    def _learn(self, rows: Rows, plan: Plan, model: object, spent_before: Charge) -> None:
+        """Learn a batch, charged as a model's beyond ``spent_before``.
+
+        Later charges add to it until the caller's last statement restores ``_charged_as`` and
+        ``_spent_before``: if the call raises before, even by an interrupt, its records may come again.
+        """
         batch = SparseBatch.of_rows(rows) if issparse(rows) else ArrayBatch.of_vectors(rows, complete=True)
         # Charged before the update, because its records are spent even if it fails.
-        self._charge(self.__dict__.setdefault("_charged_as", object()), plan.charge)
-        self.privacy_spent_ = self.privacy_spent_ | (self._spent_before + plan.charge)
-        with self._charging_a_retry(), np.errstate(all="ignore"):
+        self._charge(model, plan.charge)
+        self.__dict__.pop("_charged_as", None)
+        self.privacy_spent_ = self._spent_before = self.privacy_spent_ | (spent_before + plan.charge)
+        with np.errstate(all="ignore"):
             self._state = self._estimator.update(self._state, batch)
             before = self.__dict__.get("components_", ())
             if len(before) > self._estimator.k:
@@ -407,38 +422,26 @@ class PrivatePCA(MappedModel):
             self._rows_per_record = max(self._rows_per_record, record_rows(rows))
             self._has_vectors = self._has_vectors or rows.ndim == 2
 
-    @contextmanager
-    def _charging_a_retry(self) -> Iterator[None]:
-        """Add later charges to those so far, if the block raises: the same records may come again."""
-        try:
-            yield
-        except BaseException:
-            self.__dict__.pop("_charged_as", None)
-            self._spent_before = self.privacy_spent_
-            raise
-
     def _set_fitted(self, attributes: dict[str, Any]) -> None:
         for name in ATTRIBUTES:
             self.__dict__.pop(name, None)
         self.__dict__.update(attributes)
 
-    def _finish(self) -> Self:
+    def _finish(self) -> None:
         """Set the fitted attributes, and warn the caller's caller of doubts."""
-        with self._charging_a_retry():
-            release = self._refresh()
-            if self.doubts_:
-                names, index = getattr(self, "feature_names_in_", None), release.dominant_feature
-                dominant = index if names is None or index is None else names[index]
-                rows, records = self._row_map(), self._state.records
-                of = {
-                    "features": rows.features if rows and self.features is not None else (),
-                    "has_single_rows": self._rows_per_record == 1,
-                    "has_chunks": self._state.batch > 1 and records > (self._n_records_told or 0),
-                }
-                advice = advise_on_model(self.doubts_, self._estimator, release, dominant, **of)
-                text = f"the result is doubtful:\n{advice}"
-                warnings.warn(text, DoubtfulResultWarning, stacklevel=3)
-        return self
+        release = self._refresh()
+        if self.doubts_:
+            names, index = getattr(self, "feature_names_in_", None), release.dominant_feature
+            dominant = index if names is None or index is None else names[index]
+            rows, records = self._row_map(), self._state.records
+            of = {
+                "features": rows.features if rows and self.features is not None else (),
+                "has_single_rows": self._rows_per_record == 1,
+                "has_chunks": self._state.batch > 1 and records > (self._n_records_told or 0),
+            }
+            advice = advise_on_model(self.doubts_, self._estimator, release, dominant, **of)
+            text = f"the result is doubtful:\n{advice}"
+            warnings.warn(text, DoubtfulResultWarning, stacklevel=3)
 
     def _refresh(self) -> Subspace:
         release = chosen_release(self._estimator, self._state, self.n_components)

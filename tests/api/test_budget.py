@@ -322,3 +322,49 @@ def test_a_refusal_shows_by_how_much_even_where_both_numbers_print_alike() -> No
     total = BudgetAccountant(Fraction(1, 11) - Fraction(1, 10**20), "1e-6")
     with total, pytest.raises(BudgetError, match=r"are left of .*, too few by epsilon \d\.?\d?e-1\d$"):
         PrivatePCA(epsilon=1 / 11, delta=1e-7, bounds=(-9, 9)).fit(spiked(400))
+
+
+@pytest.mark.parametrize("call", ["fit", "partial_fit", "second"])
+def test_an_interrupt_at_any_line_leaves_no_answer_without_a_charge(call: str) -> None:
+    lines = Path(private_pca.__file__).read_text().splitlines()
+    drew, left, interrupts = False, 0, 0
+
+    class Counting(RepeatingSampler):
+        def rounded_gaussian(self, total: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
+            nonlocal drew
+            drew = True
+            return super().rounded_gaussian(total, sigma)
+
+    def trace(frame: Any, event: str, _: object) -> Any:
+        nonlocal left
+        if not frame.f_code.co_filename.endswith(("api/private_pca.py", "api/budget.py")):
+            return None
+        # Python handles signals after calls and at jumps back: not between the statement that restores the
+        # charges and the return after it.
+        if event == "line" and lines[frame.f_lineno - 1] != "        return self":
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+        return trace
+
+    while True:
+        budget = BudgetAccountant(10, 1e-3)
+        model = pca(1, 1e-7, accountant=budget, estimator="analyze-gauss", centering="none")
+        if call == "second":
+            model.partial_fit(X[::2])
+        drew, left = False, interrupts
+        with replace_noise_sampler(Counting()):
+            sys.settrace(trace)
+            try:
+                (model.fit if call == "fit" else model.partial_fit)(X)
+                break
+            except KeyboardInterrupt:
+                interrupts += 1
+            finally:
+                sys.settrace(None)
+            answers = 1 + drew
+            model.partial_fit(X)
+        assert budget.spent.epsilon >= answers
+        assert model.privacy_spent_.epsilon >= answers
+    assert interrupts > 50
+    assert drew

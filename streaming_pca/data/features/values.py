@@ -97,8 +97,11 @@ def unix_seconds(value: Any, unit: str) -> float:
     if isinstance(value, date):
         if not isinstance(value, datetime):
             value = datetime(value.year, value.month, value.day)
-        aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
         try:
+            if type(value) is not datetime:
+                # A time of pandas has nanoseconds or not, depending on the other values of its column.
+                value = datetime.combine(value.date(), value.timetz())
+            aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
             seconds = (aware - _EPOCH).total_seconds()
         except (OverflowError, ValueError):
             return math.nan

@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -160,6 +161,16 @@ def test_a_time_has_the_same_parts_in_every_form(unit: Any, value: Any) -> None:
     assert found == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Kolkata", "US/Eastern"])
+def test_nanoseconds_count_in_no_form(zone: str) -> None:
+    # A column of pandas has a type for all its values: another record decides which form a time has.
+    text = "2024-11-03T05:30:00.000000999"  # the second 1:30 of that day in New York
+    feature = Feature(name="t", parts=("hour", "month"))
+    aware = pd.Timestamp(text, tz="UTC").tz_convert(zone)
+    forms = np.datetime64(text, "ns"), pd.Timestamp(text), aware, text + "Z"
+    assert all(columns(feature, form) == columns(feature, text) for form in forms)
+
+
 def test_a_date_is_its_first_second() -> None:
     feature = Feature(name="t", parts=("hour", "day"))
     assert columns(feature, date(2024, 3, 1)) == columns(feature, "2024-03-01T00:00:00")
@@ -170,7 +181,7 @@ def test_a_date_is_its_first_second() -> None:
     [
         *(None, "", "soon", True, 1e300, -1e300, NAN, 10**400, [0], "2024-02-30", "x" * 10**6, datetime.max),
         # In microseconds, both would be 1970.
-        *(np.datetime64(2**62, "s"), np.datetime64(-(2**62), "D"), np.datetime64("NaT")),
+        *(np.datetime64(2**62, "s"), np.datetime64(-(2**62), "D"), np.datetime64("NaT"), pd.NaT),
     ],
     ids=lambda v: repr(v)[:20],
 )
