@@ -86,17 +86,15 @@ def enough_steps(dim: int) -> int:
 
 @dataclass(frozen=True)
 class Whitening:
-    """Pair of maps that make linearly independent components orthogonal, and back."""
+    """Pair of maps that make linearly independent components orthogonal, and back.
+
+    The first is W = U S^(-1/2), (d, k): W^T M W = I.
+    """
 
     basis: Floats
     """(d, k) U, orthonormal columns: leading eigenvectors of a second moment M."""
     roots: Floats
     """(k,), above 0: S^(1/2), roots of their eigenvalues."""
-
-    @property
-    def whiten(self) -> Floats:
-        """W = U S^(-1/2), (d, k): W^T M W = I."""
-        return self.basis / self.roots
 
     @property
     def unwhiten(self) -> Floats:

@@ -74,8 +74,9 @@ def test_whitening_makes_independent_components_orthogonal_and_takes_them_back()
     means = np.abs(rng.standard_normal((k, d)))
     moment = (shares[:, None] * means).T @ means
     whitening = spectral_whitening(moment, k, 1e-9)
-    np.testing.assert_allclose(whitening.whiten.T @ moment @ whitening.whiten, np.eye(k), atol=1e-9)
-    small = means @ whitening.whiten
+    whiten = whitening.basis / whitening.roots
+    np.testing.assert_allclose(whiten.T @ moment @ whiten, np.eye(k), atol=1e-9)
+    small = means @ whiten
     gram = small @ small.T * np.sqrt(np.outer(shares, shares))
     np.testing.assert_allclose(gram, np.eye(k), atol=1e-9)
     tensor = sum_of_cubes(shares, small)
@@ -90,7 +91,7 @@ def test_whitening_makes_independent_components_orthogonal_and_takes_them_back()
 
 def test_whitening_does_not_blow_up_what_is_below_the_floor() -> None:
     whitening = spectral_whitening(np.diag([4.0, 1e-12, -1.0]), 3, 0.25)
-    np.testing.assert_allclose(np.linalg.norm(whitening.whiten, axis=0), [0.5, 2.0, 2.0])
+    np.testing.assert_allclose(np.linalg.norm(whitening.basis / whitening.roots, axis=0), [0.5, 2.0, 2.0])
     np.testing.assert_allclose(np.linalg.norm(whitening.unwhiten, axis=0), [2.0, 0.5, 0.5])
 
 

@@ -131,7 +131,7 @@ def test_a_whitened_sum_is_near_the_products_of_whitened_records() -> None:
     candidates = random_starts(rng, 3, 5)
     whitening = Whitening(orthonormalise(rng.standard_normal((6, 3))), np.array([0.5, 0.2, 0.1]))
     exact = product_sum(ArrayBatch.of_vectors(rows), plain(6, 2.0, whitening, 4.0), candidates)
-    seen = rows @ whitening.whiten
+    seen = rows @ (whitening.basis / whitening.roots)
     seen *= np.minimum(1, 4 / np.linalg.norm(seen, axis=1))[:, None]
     np.testing.assert_allclose(exact.total * exact.unit, products_of_rows(seen, candidates), atol=0.5)
 
