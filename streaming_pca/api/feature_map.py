@@ -144,8 +144,8 @@ class FeatureMap(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         rows = row_map_of(self.features)
         if rows.bounds is None:
             return None
-        lower, upper = (np.array([each]) for each in rows.bounds)
-        return tuple(self._scaled(rows, lower)[0].tolist()), tuple(self._scaled(rows, upper)[0].tolist())
+        lower, upper = self._scaled(rows, np.array(rows.bounds)).tolist()
+        return tuple(lower), tuple(upper)
 
     def fit(self, X: Any = None, y: object = None) -> Self:
         """Check the features; no record is read."""
