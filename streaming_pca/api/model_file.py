@@ -98,9 +98,7 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
                 header, state = json.loads(arrays["model"].tobytes()), arrays["state"].tobytes()
             if header["format"] != _FORMAT:
                 raise ValueError
-        except OSError:
-            raise
-        except Exception:
+        except ValueError:
             raise ValueError(_FOREIGN) from None
     if header["version"] not in range(1, _VERSION + 1):
         raise ValueError(
