@@ -35,7 +35,6 @@ class BudgetExceeded(UserError):
     exit_status = 3
 
     def __init__(self, where: OffsetSpan | None, asked: Charge, spent: Charge, opened: Opened) -> None:
-        self.asked, self.spent, self.cap = asked, spent, opened.cap
         records = "every record, read or not"
         if where is not None:
             records = f"partition {where.partition}, {offsets_text(where.start, where.end)}"
