@@ -225,8 +225,7 @@ class Feature(BaseModel):
     @property
     def plain(self) -> dict[str, Any]:
         """Settings other than the defaults, as plain data."""
-        settings: dict[str, Any] = self.model_dump(mode="json", exclude_defaults=True)
-        return settings
+        return self.model_dump(mode="json", exclude_defaults=True)
 
     def column_values(self, value: Any) -> NDArray[np.float64]:
         """Return the columns (width,) of one value, not clamped."""

@@ -52,7 +52,7 @@ class RegisteredRecords:
     """
 
     def __init__(self, schemas: Schemas, places: Sequence[Path]) -> None:
-        self._decoders: dict[bytes, Callable[[bytes], Any]] = {}
+        self._decoders: dict[bytes, Callable[[bytes], list[Any]]] = {}
         self.unreadable: dict[int, str] = {}
         self.lacking: dict[int, tuple[Path, ...]] = {}
         absent = set(places)
@@ -83,8 +83,7 @@ class RegisteredRecords:
         decode = self._decoders.get(value[:REGISTERED_BYTES])
         if decode is None:
             raise MalformedPayload(self._fault(value))
-        found: list[Any] = decode(value)
-        return found
+        return decode(value)
 
     def _fault(self, value: bytes) -> str:
         if value[:1] != b"\0" or len(value) < REGISTERED_BYTES:
