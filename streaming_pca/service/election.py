@@ -6,6 +6,7 @@ holds this partition leads the stream.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,6 +15,8 @@ from kafka import ConsumerRebalanceListener, KafkaConsumer
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.service.kafka.clients import group_consumer
 from streaming_pca.service.kafka.patches import rejoin_if_unstable
+
+_POLL_MS = 300
 
 
 class Election(ConsumerRebalanceListener):  # type: ignore[misc]
@@ -48,9 +51,10 @@ class Election(ConsumerRebalanceListener):  # type: ignore[misc]
             else:
                 self._consumer.unsubscribe()
         if not wanted:
+            time.sleep(_POLL_MS / 1000)  # as long as another poll, or the caller would never pause
             return frozenset()
         rejoin_if_unstable(self._consumer)
-        self._consumer.poll(timeout_ms=300)
+        self._consumer.poll(timeout_ms=_POLL_MS)
         assignment = self._consumer.assignment()
         for tp in assignment - self._consumer.paused():
             self._consumer.pause(tp)

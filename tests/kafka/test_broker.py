@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import KafkaError
+from kafka.net.compat import KafkaNetClient
+from kafka.producer.transaction_manager import EndTxnHandler
 
 from tests.kafka.conftest import Name
 from tests.waiting import LIMIT, wait_for
@@ -65,6 +69,29 @@ def test_aborted_records_are_not_seen(kafka_bootstrap: str, unique_name: Name) -
         producer.commit_transaction()
     assert read(kafka_bootstrap, partition, 1, "read_committed") == [b"committed"]
     assert read(kafka_bootstrap, partition, 2, "read_uncommitted") == [b"aborted", b"committed"]
+
+
+def test_a_late_duplicate_of_a_commit_ends_the_next_transaction(
+    kafka_bootstrap: str, unique_name: Name
+) -> None:
+    """So the service does not repeat the request after a lost connection: test_patches.py."""
+    topic, identity = unique_name("late"), unique_name("t")
+    partition = create(kafka_bootstrap, topic)
+    with (
+        KafkaProducer(bootstrap_servers=kafka_bootstrap, transactional_id=identity) as producer,
+        closing(KafkaNetClient(bootstrap_servers=kafka_bootstrap)) as network,
+    ):
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, b"first").get(LIMIT)
+        end = EndTxnHandler(producer._transaction_manager, committed=True).request
+        producer.commit_transaction()
+        producer.begin_transaction()
+        producer.send(topic, b"half of the second").get(LIMIT)
+        assert network.send_and_receive(network.least_loaded_node(True), end).error_code == 0
+        assert read(kafka_bootstrap, partition, 2, "read_committed") == [b"first", b"half of the second"]
+        # The producer does not notice.
+        producer.commit_transaction()
 
 
 def test_a_second_producer_of_the_same_id_fences_the_first(kafka_bootstrap: str, unique_name: Name) -> None:

@@ -83,3 +83,13 @@ def steadily(holds: Callable[[], bool]) -> Callable[[], bool]:
         return since is not None and now - since >= 1
 
     return probe
+
+
+def test_a_process_without_a_candidate_neither_fails_nor_polls_without_a_pause(kafka_bootstrap: str) -> None:
+    election = Election(KafkaSettings(bootstrap_servers=kafka_bootstrap), "nobody", lambda: None)
+    began = time.monotonic()
+    try:
+        assert not any(election.poll([]) for _ in range(3))
+    finally:
+        election.close()
+    assert time.monotonic() - began > 0.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import pytest
 
 from streaming_pca.service.commit import log_reader
-from streaming_pca.service.commit.log_reader import LogReader
+from streaming_pca.service.commit.log_reader import LogReader, high_watermark
+from streaming_pca.service.commit.state_topic import Checkpoint, StateReader, encode_checkpoint, send_state
 from streaming_pca.service.errors import SessionLost
 from streaming_pca.service.kafka.clients import plain_producer
+from streaming_pca.service.kafka.transaction import Transaction
 from tests.kafka.conftest import Make, Patch
 from tests.waiting import LIMIT
 
@@ -66,3 +69,37 @@ def test_a_standstill_ends_the_reading(make_stream: Make, now: list[float]) -> N
         reader.close()
         producer.abort_transaction()
         producer.close()
+
+
+def test_a_state_is_read_whole_though_a_response_ends_within_the_next(make_stream: Make) -> None:
+    stream = make_stream(partitions=1)
+    kafka, names, producer = stream.settings.kafka, stream.settings.stream, stream.transactional()
+
+    def sent(batch: int) -> Transaction:
+        # Two of these exceed a response, as they do not compress.
+        data = random.Random(batch).randbytes(5 * 2**20)
+        state = Checkpoint(stream.topic_id, names.name, batch, {0: batch}, bytes(32), data, b"{}")
+        transaction = Transaction(producer, kafka)
+        send_state(transaction, names.state_topic, *encode_checkpoint(state), batch, {})
+        for future in transaction._sent:
+            future.get(LIMIT)
+        return transaction
+
+    def last(reader: StateReader) -> int:
+        checkpoint, _ = reader.last()
+        assert checkpoint is not None
+        return checkpoint.batch
+
+    with closing(producer), closing(StateReader(kafka, names, stream.topic_id)) as early:
+        sent(1).commit()
+        end = high_watermark(kafka, names.state_topic)
+        second = sent(2)
+        early.read_committed()
+        assert last(early) == 1
+        second.commit()
+        with closing(StateReader(kafka, names, stream.topic_id)) as late:
+            for reader in (early, late):
+                reader.read_to(end)
+                assert last(reader) == 1
+                reader.read_committed()
+                assert last(reader) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -60,10 +61,10 @@ def test_one_that_slept_while_another_led_leaves_no_trace(make: Making, tmp_path
         before = at_once(written, streams)
         asleep.let_go()
         asleep.signal(signal.SIGCONT)
-        # Its transactions fail; it takes over properly, and finds everything done.
+        # It finds the other's entries; it takes over properly, and finds everything done.
         assert asleep.ends() in (0, 4), asleep.log
         assert "Traceback" not in asleep.log, asleep.log
-        assert "ProducerFencedError" in asleep.log, asleep.log
+        assert re.search("ProducerFencedError|another leader", asleep.log), asleep.log
     assert at_once(written, streams) == before
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
@@ -40,7 +40,7 @@ from streaming_pca.privacy.parameters import Charge
 from streaming_pca.privacy.randomness import secret_salt
 from streaming_pca.service.commit.admission import check_admission, check_opened
 from streaming_pca.service.commit.batch_result import BatchResult
-from streaming_pca.service.commit.ledger_writer import LedgerWriter, trace_of
+from streaming_pca.service.commit.ledger_writer import E, LedgerWriter, trace_of
 from streaming_pca.service.commit.log_reader import LedgerLog, LogReader, high_watermark
 from streaming_pca.service.commit.recovery import OTHERWISE, LedgerMismatch, Recovery, recover
 from streaming_pca.service.commit.state_topic import Checkpoint, StateReader, encode_checkpoint, send_state
@@ -79,7 +79,8 @@ class CheckpointWriter(LedgerWriter):
     def read_ahead(self) -> None:
         """Read ledger and state before fencing: then little is left to read in :meth:`take_over`."""
         self.log.catch_up()
-        self._states.read_to(high_watermark(self._kafka, self._stream.state_topic))
+        # To the end of a commit: a leader may be writing another one.
+        self._states.read_committed()
 
     def take_over(self, *, to_change_status: bool = False) -> TakenOver:
         """Fence the predecessor, read to the final end, cross-check, and decide.
@@ -95,7 +96,11 @@ class CheckpointWriter(LedgerWriter):
         with self._step("take_over.3 replay"):
             self.log.catch_up(ledger_end)
             self._states.read_to(state_end)
-            self._checkpoint, digest = self._states.last()
+            try:
+                self._checkpoint, digest = self._states.last()
+            except StreamRefused as error:
+                # The end may be within a successor's commit.
+                self._refuse(str(error), ledger_end)
         with self._step("take_over.4 cross-check"):
             (check_opened if to_change_status else check_admission)(self._stream, self.log.ledger)
             job = self.log.ledger.job(self._stream.name)
@@ -166,8 +171,6 @@ class CheckpointWriter(LedgerWriter):
         successor would start elsewhere and skip the records that arrived in between.
         """
         with self._step("start.1 begin"):
-            self.log.catch_up()
-            self._require_own_head()
             starts = (OffsetPosition(partition=p, offset=o) for p, o in sorted(positions.items()))
             entry = self._next(Started, positions=tuple(starts))
             self._begin()
@@ -178,10 +181,19 @@ class CheckpointWriter(LedgerWriter):
         with self._step("start.4 read back"):
             self._expect(sent.value.offset, entry)
 
-    def _require_own_head(self) -> None:
-        """Raise SessionLost if another writer has continued the job's chain of entries."""
-        if self.log.ledger.job(self._stream.name).head != self._head:
-            raise SessionLost("another leader, or an import, has written entries of the stream since then")
+    def _next(self, kind: Callable[..., E], **facts: Any) -> E:
+        """Return the job's next entry; raise SessionLost if another writer has continued its chain.
+
+        The fence excludes others, but the end of the log may have come from a broker that was cut off.
+        """
+        self.log.catch_up()
+        job = self.log.ledger.job(self._stream.name)
+        if job.head != self._head:
+            raise SessionLost(
+                "another leader (is its worker.group the same?), an import, or a change of the stream's "
+                "status has written entries since then"
+            )
+        return super()._next(kind, **facts)
 
     def reserve(self, ranges: Sequence[OffsetRange], parameters: dict[str, Any], charge: Charge) -> Reserved:
         """Charge a batch before any estimator sees it.
@@ -190,16 +202,12 @@ class CheckpointWriter(LedgerWriter):
         """
         ledger = self.log.ledger
         with self._step("reserve.1 dry run"):
-            self.log.catch_up()
-            status = ledger.job(self._stream.name).status
-            # Another writer for this stream has fenced us, or is `import`. Our plan is older than its
-            # entries, so it must not be checked against them: the next take-over handles them.
-            if status is not JobStatus.ACTIVE:
-                raise SessionLost(f"the stream is {status}")
-            self._require_own_head()
             batch, promise = ledger.job(self._stream.name).batch + 1, self._stream.privacy_contract
             facts = {"batch": batch, "ranges": tuple(ranges), "promise": promise, "charge": charge}
+            # A plan older than another writer's entries must not be checked against them.
             entry = self._next(Reserved, parameters=parameters, **facts)
+            if (status := ledger.job(self._stream.name).status) is not JobStatus.ACTIVE:
+                raise SessionLost(f"the stream is {status}")
             # Use the entry as every reader will see it: tuples are lists on the wire.
             entry = cast(Reserved, decode_entry(encode_entry(entry)))
             try:
@@ -253,8 +261,8 @@ class CheckpointWriter(LedgerWriter):
             users=None if users is None else users.index,
         )
         data, digest = encode_checkpoint(checkpoint)
-        entry = self._next(Committed, batch=reserved.batch, state_digest=digest)
         with self._step("commit.1 begin"):
+            entry = self._next(Committed, batch=reserved.batch, state_digest=digest)
             self._begin()
         with self._step("commit.2 state"):
             parts = {} if users is None else users.parts
@@ -283,8 +291,8 @@ class CheckpointWriter(LedgerWriter):
         checkpoint = self._checkpoint
         assert checkpoint is not None, "nothing was committed"
         release_digest = hashlib.sha256(checkpoint.release).hexdigest()
-        entry = self._next(Released, batch=checkpoint.batch, release_digest=release_digest)
         with self._step("publish.1 begin"):
+            entry = self._next(Released, batch=checkpoint.batch, release_digest=release_digest)
             self._begin()
         with self._step("publish.2 release"):
             headers = [("content-type", b"application/json")]
@@ -300,8 +308,8 @@ class CheckpointWriter(LedgerWriter):
 
     def abandon(self, reserved: Reserved, reason: str) -> None:
         """Close a reserved batch without a result; its charge remains."""
-        entry = self._next(Abandoned, batch=reserved.batch, reason=reason)
         with self._step("abandon.1 begin"):
+            entry = self._next(Abandoned, batch=reserved.batch, reason=reason)
             self._begin()
         with self._step("abandon.2 ABANDONED"):
             sent = self._send_entry(entry)

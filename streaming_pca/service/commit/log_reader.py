@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from contextvars import ContextVar
@@ -62,6 +63,7 @@ class LogReader:
     def __init__(self, kafka: KafkaSettings, topic: str, *, public_size: bool = True) -> None:
         self.topic, self._public_size = topic, public_size
         self._kafka, self._tp = kafka, TopicPartition(topic, 0)
+        self._held = deque[Any]()  # received messages that the next call yields
         self._consumer = reading_consumer(kafka, max_poll_records=500, topics=[topic])
         try:
             with session_lost_by(f"reading the start of {topic}", "Describe"):
@@ -74,6 +76,8 @@ class LogReader:
 
     @property
     def position(self) -> int:
+        if self._held:
+            return int(self._held[0].offset)
         return int(self._consumer.position(self._tp, timeout_ms=self._kafka.request_timeout_ms) or 0)
 
     def committed_end(self) -> int:
@@ -103,18 +107,22 @@ class LogReader:
                     f"{self.topic} could not be read to {to}: it has stopped for "
                     f"{patience_seconds:g} s{at} (an open transaction, or a broker that hangs)"
                 )
-            with session_lost_by(f"reading {self.topic}", "Read", quoted=self._public_size):
-                polled = self._consumer.poll(timeout_ms=_POLL_MS)
-            for messages in polled.values():
-                yield from messages
+            if not self._held:
+                with session_lost_by(f"reading {self.topic}", "Read", quoted=self._public_size):
+                    polled = self._consumer.poll(timeout_ms=_POLL_MS)
+                self._held.extend(polled.get(self._tp, ()))
+            # A response may end within a transaction that began after ``end``.
+            while self._held and self._held[0].offset < end:
+                yield self._held.popleft()
 
     def backwards(self, end: int, patience_seconds: float, span: int) -> Iterator[Iterator[Any]]:
         """Yield the messages of the last ``span`` offsets before ``end``, then of more.
 
-        Each iterator must be read to its end, and may have messages that were written after ``end``.
+        Each iterator must be read to its end.
         """
         while True:
             start = max(self.first, end - span)
+            self._held.clear()
             self._consumer.seek(self._tp, start)
             yield self.read_to(end, patience_seconds)
             if start == self.first:

@@ -27,6 +27,7 @@ from kafka.net.inet import KafkaNetSocket, create_connection
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
+from kafka.producer.transaction_manager import EndTxnHandler
 from kafka.protocol.frame import KafkaBytes
 from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.memory_records import MemoryRecords
@@ -190,6 +191,18 @@ async def _initialize(self: Any, timeout_at: float | None = None) -> None:
         raise self._init_future.exception
 
 
+def _end_transaction(self: Any, correlation_id: int, response: Any) -> None:
+    """Handle the response to EndTxn; after a lost connection the outcome is unknown.
+
+    kafka-python repeats the request. The first one may come late, and end the next transaction.
+    """
+    if isinstance(response, KafkaConnectionError):
+        self.transaction_manager.clear_in_flight_transactional_request_correlation_id()
+        self.fatal_error(response)
+    else:
+        ORIGINALS[_end_transaction](self, correlation_id, response)
+
+
 # TLS keeps its own reads: decrypted data is not visible at the socket, so it must be read completely.
 _REPLACED: tuple[tuple[type, str, Callable[..., Any]], ...] = (
     (KafkaNetSocket, "connect", _connect),
@@ -200,6 +213,7 @@ _REPLACED: tuple[tuple[type, str, Callable[..., Any]], ...] = (
     (KafkaConnectionManager, "_build_transport", _build_transport),
     (KafkaConnection, "_sasl_authenticate", _authenticate),
     (KafkaConnection, "initialize", _initialize),
+    (EndTxnHandler, "on_complete", _end_transaction),
 )
 ORIGINALS: dict[Callable[..., Any], Callable[..., Any]] = {
     replacement: getattr(owner, name) for owner, name, replacement in _REPLACED
@@ -263,8 +277,7 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc]
 class SharedClient(KafkaNetClient):  # type: ignore[misc]
     """Consumer's client that closes its own connections but leaves the selector running.
 
-    The leaders of ``topics`` are part of the first metadata request. `set_topics` would start to connect,
-    without a time limit.
+    The leaders of ``topics`` are part of the first metadata request: `set_topics` has no time limit.
     """
 
     def __init__(self, io: Io, topics: Collection[str], **configs: Any) -> None:

@@ -67,7 +67,7 @@ class LatestRelease(LogReader):
         if self._batch is not None:
             return
         try:
-            polled: dict[Any, list[Any]] = self._consumer.poll(timeout_ms=0)
+            self._held.extend(self._consumer.poll(timeout_ms=0).get(self._tp, ()))
         except OffsetOutOfRangeError:
             raise StreamRefused(
                 f"the next offset of topic {self.topic!r} no longer exists: records were deleted, or the "
@@ -75,9 +75,8 @@ class LatestRelease(LogReader):
             ) from None
         except KafkaError as error:
             raise SessionLost(f"reading {self.topic} failed: {type(error).__name__}") from None
-        for messages in polled.values():
-            for message in messages:
-                self.release = self._release_in(message) or self.release
+        while self._held:
+            self.release = self._release_in(self._held.popleft()) or self.release
 
     def _release_in(self, message: Any) -> Release | None:
         value = message.value or b""

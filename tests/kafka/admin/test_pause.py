@@ -29,6 +29,7 @@ from streaming_pca.privacy.ledger.entries import (
     Reserved,
     Resumed,
     Retired,
+    encode_entry,
 )
 from streaming_pca.privacy.ledger.protocol import JobStatus
 from streaming_pca.privacy.ledger.verify import Report
@@ -37,6 +38,7 @@ from streaming_pca.service.commit import log_reader, snapshot, state_topic
 from streaming_pca.service.commit import verification as inspection
 from streaming_pca.service.commit.batch_result import BatchResult, make_release
 from streaming_pca.service.commit.checkpoint import CheckpointWriter
+from streaming_pca.service.commit.ledger_writer import LedgerWriter
 from streaming_pca.service.commit.log_reader import LogReader
 from streaming_pca.service.commit.recovery import Action
 from streaming_pca.service.commit.verification import verify_ledger
@@ -127,7 +129,9 @@ def test_a_stream_can_be_paused_before_its_first_batch(make_stream: Make) -> Non
     verified(stream)
 
 
-def test_pausing_fences_the_leader_and_so_does_resuming(make_stream: Make) -> None:
+def test_pausing_fences_the_leader_and_so_does_resuming(make_stream: Make, monkeypatch: Patch) -> None:
+    # The leader would find the others' entries before it sends its own.
+    monkeypatch.setattr(CheckpointWriter, "_next", LedgerWriter._next)
     stream = make_stream()
     with Leader(stream) as leader:
         reserved = leader.reserve()
@@ -149,9 +153,32 @@ def test_a_leader_that_finds_the_pause_as_it_reserves_recovers_and_is_not_refuse
     with Leader(stream) as leader:
         change(stream, pause)
         # The cap would refuse it too, and end the worker: the pause takes precedence.
-        with pytest.raises(SessionLost, match="the stream is paused"):
+        with pytest.raises(SessionLost, match="a change of the stream"):
             leader.reserve()
     assert kinds(stream) == ["PAUSED"]
+
+
+@pytest.mark.parametrize("step", ["commit", "publish", "abandon"])
+def test_a_leader_that_finds_entries_of_another_writes_nothing(make_stream: Make, step: str) -> None:
+    """The fence may have reached one broker while the end of the log came from another, which was cut off."""
+    stream = make_stream()
+    with Leader(stream) as leader:
+        reserved = leader.reserve()
+        if step == "publish":
+            leader.commit(reserved)
+            entry: Any = leader.writer._next(Released, batch=1, release_digest="0" * 64)
+        else:
+            entry = leader.writer._next(Abandoned, batch=1, reason="elsewhere")
+        stream.write(stream.settings.stream.ledger_topic, encode_entry(entry))
+        before = stream.entries(), stream.checkpoints(), stream.release_values()
+        attempts = {
+            "commit": lambda: leader.commit(reserved),
+            "publish": leader.writer.publish,
+            "abandon": lambda: leader.writer.abandon(reserved, "a test"),
+        }
+        with pytest.raises(SessionLost, match="another leader"):
+            attempts[step]()
+        assert (stream.entries(), stream.checkpoints(), stream.release_values()) == before
 
 
 def test_an_open_batch_is_left_to_the_next_leader_who_may_end_it_while_paused(make_stream: Make) -> None:
@@ -225,7 +252,7 @@ def test_retiring_abandons_what_is_open_and_ends_the_stream_for_ever(make_stream
     with Leader(stream) as leader:
         reserved = leader.reserve()
         assert change(stream, retire).phase == "abandoned"
-        with pytest.raises(SessionLost, match="Fenced"):
+        with pytest.raises(SessionLost, match="a change of the stream"):
             leader.commit(reserved)
     assert [e.reason for e in stream.own(Abandoned)] == ["the stream is retired"]
     for what in (pause, resume):

@@ -36,13 +36,14 @@ from kafka.net.inet import KafkaNetSocket
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
+from kafka.producer.transaction_manager import EndTxnHandler, TransactionManager
 from kafka.protocol.frame import KafkaBytes
 from kafka.protocol.parser import KafkaProtocol
 from kafka.record.default_records import DefaultRecordBatch
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.service.kafka import clients, patches
-from streaming_pca.service.kafka.patches import KeySelector
+from streaming_pca.service.kafka.patches import ORIGINALS, KeySelector
 from tests.kafka.security.hostile import batch, record
 from tests.packaging.test_imports import PACKAGE, ROOT
 from tests.waiting import LIMIT
@@ -358,6 +359,19 @@ def test_the_client_raises_where_its_producer_expects_false() -> None:
     with pytest.raises(KafkaConnectionError):
         KafkaNetClient.await_ready(Lost(), 1)
     assert not Lost().await_ready(1)
+
+
+def test_the_client_repeats_a_commit_that_may_arrive_late() -> None:
+    ended = ORIGINALS[patches._end_transaction]
+    for complete, repeats in ((ended, True), (patches._end_transaction, False)):
+        manager = TransactionManager(transactional_id="t")
+        handler = EndTxnHandler(manager, committed=True)
+        manager._in_flight_request_correlation_id = 7
+        complete(handler, 7, KafkaConnectionError("lost"))
+        assert not manager.has_in_flight_transactional_request()
+        assert handler.is_retry == repeats
+        assert manager.has_fatal_error() != repeats
+        assert handler.result.is_done != repeats
 
 
 def test_the_client_believes_the_offset_in_a_record() -> None:
