@@ -1,9 +1,10 @@
 """Samplers of randomness: the only source of random bits and of generators in the package.
 
 The *secret* sampler draws privacy noise and secret permutations from the operating system's generator; it
-cannot be seeded, and it keeps no state between draws. Gaussian noise is :mod:`~streaming_pca.privacy.noise`,
-other laws come from OpenDP's exact integer samplers. The *utility* generator draws reproducible numbers that
-privacy does not depend on: an initial basis, the order of rows in an experiment.
+cannot be seeded. Gaussian noise is :mod:`~streaming_pca.privacy.noise`, which keeps no state between draws.
+Other laws come from OpenDP's exact integer samplers: OpenSSL's generator renews its state in a fork. The
+*utility* generator draws reproducible numbers that privacy does not depend on: an initial basis, the order of
+rows in an experiment.
 """
 
 from __future__ import annotations

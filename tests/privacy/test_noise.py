@@ -293,8 +293,11 @@ _COPIES = """
 import ctypes, os, sys
 import numpy as np
 from streaming_pca.privacy.mechanisms import gaussian_on_vector
+from streaming_pca.privacy.randomness import noise_sampler
 
 def draw():
+    if sys.argv[2] == "laplace":
+        return noise_sampler().discrete_laplace(2000, 2.0**40)
     return gaussian_on_vector(np.zeros(2000, dtype=np.int64), 2.0**40)
 
 draw()  # whatever a first draw may leave behind is there now
@@ -314,10 +317,11 @@ assert np.count_nonzero(own == 0) + np.count_nonzero(other == 0) < 5
 """
 
 
+@pytest.mark.parametrize("law", ["gaussian", "laplace"])
 @pytest.mark.parametrize("how", ["python", "libc"])
-def test_a_copy_of_a_process_draws_its_own(how: str) -> None:
+def test_a_copy_of_a_process_draws_its_own(how: str, law: str) -> None:
     """This includes copies made below Python, where no hook runs: no reusable state is kept."""
-    subprocess.run([sys.executable, "-c", _COPIES, how], check=True, timeout=240)
+    subprocess.run([sys.executable, "-c", _COPIES, how, law], check=True, timeout=240)
 
 
 @pytest.mark.parametrize("sigma", [0.0, -1.0, math.nan, math.inf, True, "1", 2.0**57 * (1 + 2.0**-52)])
