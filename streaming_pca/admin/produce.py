@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -231,6 +232,28 @@ def row_users(records: RecordFile) -> list[bytes]:
             raise UserError(f"{records.path}: row {row} has no key, so no user can be charged for its report")
         users.append(key)
     return users
+
+
+def check_unchanged(file: Path, accountant: LocalAccountant, topic: str, mechanism: LocalGaussian) -> None:
+    """Refuse a file without keys that has changed since its rows were charged: they may be of others now.
+
+    The accountant charges the file's name and its contents like users, before the first row.
+    """
+    digest = hashlib.sha256()
+    for each in sorted(file.rglob("*")) if file.is_dir() else [file]:
+        if each.is_file():
+            with each.open("rb") as opened:
+                digest.update(hashlib.file_digest(opened, "sha256").digest())
+    name, cost = f"file {file.resolve()}", (topic, mechanism.epsilon, mechanism.delta)
+    contents = f"{name} {digest.hexdigest()}"
+    if accountant.allows(contents.encode(), *cost):
+        if not accountant.allows(name.encode(), *cost):
+            raise AlreadySpent(
+                f"{file}: has changed since its rows were charged by {accountant.path}, so a row may be of "
+                "another user now: name the users by --key, or restore the file"
+            )
+        for charged in (name, contents):
+            accountant.spend(charged.encode(), *cost)
 
 
 def without_spent(

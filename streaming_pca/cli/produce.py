@@ -246,7 +246,7 @@ def _produce_reports(
     to: Sending,
     as_json: bool,
 ) -> None:
-    from streaming_pca.admin.produce import arrange_vectors, report_mechanism, send_reports
+    from streaming_pca.admin.produce import arrange_vectors, check_unchanged, report_mechanism, send_reports
     from streaming_pca.data.files import open_records
     from streaming_pca.local.accountant import LocalAccountant
 
@@ -266,6 +266,8 @@ def _produce_reports(
         say(f"users are rows of {file.resolve()}: a renamed file reports again, unless --key names them", err)
     opened = nullcontext() if local.accountant is None else LocalAccountant(local.accountant)
     with step("privatizing", len(records)) as privatizing, opened as accountant:
+        if accountant is not None and records.row_keys is None:
+            check_unchanged(file, accountant, to.topic, mechanism)
         sent = send_reports(
             replace(to, progress=privatizing.advance),
             records,

@@ -435,3 +435,25 @@ def test_the_command_sends_reports(
     assert left_out.returncode == 0, left_out.stderr
     assert "0 reports of (1, 1e-06)" in left_out.stdout
     assert "leaving out 3 rows of users charged before" in " ".join(left_out.stdout.split())
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_rows_of_a_changed_file_may_be_of_other_users(tmp_path: Path, is_folder: bool) -> None:
+    file = tmp_path / "people"
+    if is_folder:
+        file.mkdir()
+    inner = file / "part.csv" if is_folder else file
+    inner.write_text("ada\nbob\n")
+    mechanism = LocalGaussian(*ONE)
+    with LocalAccountant(tmp_path / "spent.sqlite") as accountant:
+        for _ in range(2):
+            produce.check_unchanged(file, accountant, "in", mechanism)
+        inner.write_text("zoe\nada\nbob\n")
+        produce.check_unchanged(file, accountant, "another topic", mechanism)
+        with pytest.raises(AlreadySpent, match=r"^\S+people: has changed since .* --key"):
+            produce.check_unchanged(file, accountant, "in", mechanism)
+        # A report of another epsilon is one of the same row.
+        with pytest.raises(AlreadySpent, match="has changed"):
+            produce.check_unchanged(file, accountant, "in", LocalGaussian(ONE[0] / 2, ONE[1]))
+        inner.write_text("ada\nbob\n")
+        produce.check_unchanged(file, accountant, "in", mechanism)

@@ -10,6 +10,7 @@ import pytest
 
 from streaming_pca.dashboard.guarantee import guarantee_in_words
 from streaming_pca.dashboard.models import Health, StreamDetail
+from tests.dashboard.offline import Offline, made_offline
 
 
 def detail(**changes: Any) -> StreamDetail:
@@ -107,3 +108,24 @@ def test_each_part_is_a_sentence_or_two(changes: dict[str, Any]) -> None:
         assert part.endswith(".")
         assert "\n" not in part
         assert len(part) < 330, part
+
+
+@pytest.mark.parametrize(
+    ("ours", "setting"),
+    [
+        ({"epsilon": 0.1}, "stream.epsilon is 0.1, but the ledger has 1.0"),
+        ({"privacy_unit": "user", "contributions_per_user": 1}, "stream.privacy_unit is 'user'"),
+    ],
+    ids=["epsilon", "unit"],
+)
+def test_the_guarantee_is_the_ledger_s_where_settings_differ(ours: dict[str, Any], setting: str) -> None:
+    theirs, made = made_offline("s", epsilon=1.0), made_offline("s", **({"epsilon": 1.0} | ours))
+    offline, theirs.head = Offline(made), made.head
+    offline.take(theirs.made_messages(3))
+    offline.stand(at=0.0, waiting={})
+    found = offline.observer.stream("s")
+    claim = "are (1, 1e-06)-differentially private for each message, with all its rows."
+    assert guarantee_in_words(found)[0].endswith(claim)
+    assert found.health.level == "problem"
+    assert found.problem is not None
+    assert found.problem.startswith(setting)

@@ -23,6 +23,8 @@ from streaming_pca.privacy.ledger.ledger import JobLedger, Ledger
 from streaming_pca.privacy.ledger.protocol import BatchStatus, JobStatus
 from streaming_pca.privacy.ledger.spend_map import SpendMap
 from streaming_pca.privacy.parameters import Charge, parse_rational
+from streaming_pca.service.commit.admission import check_contract
+from streaming_pca.service.errors import StreamRefused
 from streaming_pca.service.input.cut import round_robin_quota
 
 _INTERVALS = 10  # number of intervals between releases whose median is the usual interval
@@ -44,6 +46,9 @@ class StreamState:
         self._fill = BatchFill(settings.stream, self._estimator)
         self._cannot_charge: str | None = None
         self._shown: tuple[StreamSummary, Sequence[str] | None] | None = None
+        self._contract: dict[str, Any] | None = None
+        """Last contract of the ledger: releases keep it even if the settings differ."""
+        self._difference: str | None = None
         self._show({"health": judge(Facts(loaded=False))})
 
     def stand(self, snapshot: BrokerSnapshot, view: LedgerView, at: float, *, loaded: bool) -> None:
@@ -67,7 +72,13 @@ class StreamState:
         """Rebuild the answers; return whether they have changed."""
         job, last = view.ledger.job(self.name), self.releases.last
         leader, lag, advice = self._leader, self._lag, self.releases.advice
-        problem = self.releases.problem or view.trouble
+        if job.contract is not None and job.contract != self._contract:
+            self._contract, self._difference = job.contract, None
+            try:
+                check_contract(self.settings.stream, job.contract)
+            except StreamRefused as error:
+                self._difference = str(error)
+        problem = self.releases.problem or view.trouble or self._difference
         since, usual = self._intervals()
         health = Facts(
             problem=problem,
@@ -116,9 +127,11 @@ class StreamState:
         """Build the answers from numbers and settings; return whether they have changed."""
         stream = self.settings.stream
         names = self.releases.feature_names or stream.feature_names
-        own = ("name", "input", "estimator", "dim", "rank", "private", "privacy_unit")
-        shown = {name: getattr(stream, name) for name in own} | facts
-        shown |= {name: getattr(stream, name) if stream.private else None for name in ("epsilon", "delta")}
+        contract = self._contract or stream.privacy_contract
+        private = contract.get("private", True)
+        shown = {name: getattr(stream, name) for name in ("name", "input", "estimator", "dim", "rank")}
+        shown |= facts | {"private": private, "privacy_unit": contract["privacy_unit"]}
+        shown |= {name: contract[name] if private else None for name in ("epsilon", "delta")}
         summary = StreamSummary(**shown)
         if self._shown == (summary, names):
             return False
@@ -129,7 +142,7 @@ class StreamState:
             guarantee=[],
             adjacency=self._info.adjacency,
             local=self._info.local,
-            contributions_per_user=stream.contributions_per_user if stream.privacy_unit == "user" else None,
+            contributions_per_user=contract.get("contributions_per_user"),
             user_field=stream.user_field and ".".join(stream.user_field),
             feature_names=None if names is None else list(names),
             fields=None if fields is None else [i for i, field in enumerate(fields) for _ in field.columns],

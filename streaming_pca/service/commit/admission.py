@@ -65,11 +65,16 @@ def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
     if job.charges:
         raise StreamRefused(f"{name!r} has charges for releases made elsewhere: choose a new stream.name")
     _check_input(stream, ledger)
-    recorded = job.contract
-    if recorded is None:
+    if job.contract is None:
         _check_first_batch(stream, ledger)
         return
     _check_options(stream, job)
+    check_contract(stream, job.contract)
+
+
+def check_contract(stream: StreamSettings, recorded: dict[str, Any]) -> None:
+    """Refuse (StreamRefused) settings with another privacy contract than the ledger has."""
+    name = stream.name
     # A contract omits default values.
     default = {"content_type": OCTETS, **dict.fromkeys(("features", "message", "schema", "user_field"))}
     wanted = default | stream.privacy_contract

@@ -119,6 +119,8 @@ def projection_of(release: Release, stream: StreamSettings) -> Projection:
             ("scale", published_setting(stream.scale), release.scale),
             ("bounds", bounds, release.bounds),
         ]
+    if stream.feature_names and release.feature_names:
+        pairs.append(("feature_names", list(stream.feature_names), release.feature_names))
     for name, ours, theirs in pairs:
         if as_lists(ours) != as_lists(theirs):
             raise StreamRefused(

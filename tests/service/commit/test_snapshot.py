@@ -109,13 +109,14 @@ class Partition:
         return dict.fromkeys(partitions, END)
 
     def position(self, partition: Any, timeout_ms: int) -> int:
+        self.partition = partition
         return 4_321
 
     def poll(self, timeout_ms: int) -> dict[Any, Any]:
         if self.failure == "corrupt":
             raise CorruptRecordError("the batch at offset 4321 fails its checksum")
         foreign = SimpleNamespace(key=b"x", headers=(), value=b"x", offset=4_321)
-        return {0: [foreign]} if self.failure == "foreign" else {}
+        return {self.partition: [foreign]} if self.failure == "foreign" else {}
 
     def assign(self, *_: Any, **__: Any) -> None: ...
 

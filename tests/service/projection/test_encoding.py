@@ -84,7 +84,7 @@ def test_a_null_row_keeps_its_place_where_rows_are_records() -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_what_overflows_is_null_and_spoils_no_other() -> None:
-    steep = Projection(COMPONENTS, None, 1e30)
+    steep = Projection(COMPONENTS, 0.0, 1e30)
     huge, small = [[3e38, 3e38, 3e38]], [[1e-30, 0.0, 0.0]]
     message = PayloadCodec(D)
     octets = Encoder("octets", "float32")

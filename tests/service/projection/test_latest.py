@@ -96,3 +96,19 @@ def test_other_releases_with_centering_auto_need_that_setting(here: Any, changes
 def test_a_release_that_does_not_fit_is_refused_in_one_line(changes: dict[str, Any], message: str) -> None:
     stream = _stream(5)
     assert message in refusal(StreamRefused, projection_of, _release(stream, **changes), stream)
+
+
+def test_a_release_of_other_features_is_refused() -> None:
+    names = ("age", "income", "visits")
+    features = [{"name": name, "bounds": [0, 100]} for name in names]
+    how = {"name": "s", "input": "in", "rank": 2, "epsilon": 1.0, "delta": 1e-6, "format": "json"}
+    stream = StreamSettings(**how, features=features)
+    swapped = StreamSettings(**how, features=[features[1], features[0], features[2]])
+    release = _release(stream)
+    assert projection_of(release, stream).components.shape == (2, 3)
+    line = refusal(StreamRefused, projection_of, release, swapped)
+    assert line.startswith("stream.feature_names = ['income', 'age', 'visits'], but the release of batch 3")
+    # Names of columns of arrays only describe them, so settings may leave them out.
+    unnamed = StreamSettings(name="s", input="in", dim=3, rank=2, epsilon=1.0, delta=1e-6, bounds=(0, 100))
+    named = unnamed.model_copy(update={"feature_names": names})
+    assert projection_of(_release(named), unnamed).components.shape == (2, 3)
