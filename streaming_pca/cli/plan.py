@@ -66,6 +66,12 @@ def plan(
     contributions: Annotated[
         int | None, typer.Option(help='Most batches of one user, with privacy_unit = "user".')
     ] = None,
+    rows_per_message: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help='Rows of each message, for --config with privacy_unit = "row": --records are rows.'
+        ),
+    ] = None,
     tail: Annotated[
         float,
         typer.Option(
@@ -121,10 +127,10 @@ def plan(
         named = {"dim": dim, **given, "contributions": contributions}
         if twice := [name for name, value in named.items() if value is not None]:
             raise UserError(f"--{twice[0]} is given by --config: leave out one of them")
-        found = _of_stream(config, stream, records, sizes, tail)
+        found = _of_stream(config, stream, records, sizes, tail, rows_per_message)
         source = f"Settings: those of the stream in {config}{', except for its batches' * bool(sizes)}."
-    elif stream is not None:
-        raise UserError("--stream needs --config FILE")
+    elif stream is not None or rows_per_message is not None:
+        raise UserError(f"--{'rows-per-message' if stream is None else 'stream'} needs --config FILE")
     elif dim is None:
         raise UserError("name --dim, or --config FILE")
     else:
@@ -200,13 +206,24 @@ def _of_library(
 
 
 def _of_stream(
-    config: Path, stream: str | None, records: int, batches: int | GrowingBatches | None, tail: float
+    config: Path,
+    stream: str | None,
+    records: int,
+    batches: int | GrowingBatches | None,
+    tail: float,
+    rows: int | None,
 ) -> Forecast:
     from streaming_pca.config.loading import load_settings
     from streaming_pca.estimators.forecast.forecast import forecast_estimator
 
     settings = load_settings(config, stream).stream
+    of_rows = settings.privacy_unit == "row"
+    if of_rows and rows is None and not isinstance(batches, int):
+        raise UserError("batches of this stream count messages: name --rows-per-message")
+    if rows is not None and not of_rows:
+        raise UserError(f'--rows-per-message is for privacy_unit = "row", not "{settings.privacy_unit}"')
     how: dict[str, Any] = {"batches": batches, "tail": tail, "only_full": settings.max_wait_seconds is None}
+    how["rows"] = rows or 1
     return forecast_estimator(settings.build_estimator(), records, **how)
 
 
@@ -334,7 +351,7 @@ def _share(explained: Sequence[float], total: float | None, error: float | None)
 
     from streaming_pca.estimators.common.error_bounds import explained_ratio
 
-    ratio = explained_ratio(np.array(explained), total)
+    ratio = explained_ratio(np.maximum(explained, 0.0), total)
     share = "" if ratio is None else f" ({ratio.sum():.0%})"
     return f"of {_number(total, error)}{share}"
 
@@ -371,7 +388,7 @@ def audit(
 
     Each line is a lower bound on the privacy loss at 95% confidence. A low bound proves nothing; a bound
     above the claim refutes it. The exit status is 1 if a claim is refuted, which happens to a true claim
-    at most once in 10,000 audits. All cases together take some minutes.
+    at most once in 10,000 audits of one case. All cases together take some minutes.
 
     [dim]Examples:
 

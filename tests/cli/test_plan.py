@@ -166,6 +166,10 @@ def test_a_file_of_settings_tells_the_rest(capfd: Capture, tmp_path: Path) -> No
     growing = " ".join(call(capfd, *PLAN, "--config", config, "--batches", "growing").stdout.split())
     assert f"Settings: those of the stream in {config}, except for its batches." in growing
     assert facts(capfd, *PLAN, "--config", config, "--batches", 4)["batches"] == [25_000] * 4
+    config.write_text(GOOD + 'privacy_unit = "row"\nmax_rows = 8\n')
+    one_line(call(capfd, *PLAN, "--config", config), 2, "name --rows-per-message")
+    assert facts(capfd, *PLAN, "--config", config, "--rows-per-message", 8)["batches"] == [32_768, 52_416]
+    one_line(call(capfd, *KNOWN, "--rows-per-message", 8), 2, "--rows-per-message needs --config")
     config.write_text(GOOD + 'estimator = "noisy-power"\noptions = { clip_l2 = 1.0 }\ncentering = "none"\n')
     one_line(call(capfd, *PLAN, "--config", config), 2, "forecasts exist for adaptive")
 

@@ -10,13 +10,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise, repeat
 from typing import Any, TypeVar
 
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Estimator
 from streaming_pca.estimators.common.clipped_batches import ClippedBatches, GrowingBatches, least_batch
-from streaming_pca.estimators.common.forgetting import batch_doubt
+from streaming_pca.estimators.common.forgetting import HalfLife, batch_doubt, kept_share
 from streaming_pca.estimators.covariance.state import MAX_COVARIANCE_DIM
 from streaming_pca.estimators.forecast.result import TARGETS, Forecast, Route, Shares
 from streaming_pca.kernels.lattice import MAX_RECORDS
@@ -107,6 +107,8 @@ def forecast(
     route: Route | None = None,
     per_row: int = 1,
     only_full: bool = False,
+    rows: int = 1,
+    half_life: HalfLife = None,
 ) -> Forecast:
     """Forecast noise and attainable errors; pure, and free of charge.
 
@@ -124,8 +126,11 @@ def forecast(
     route : by default block above 512 features, as the default estimator decides.
     per_row : records for each summed row: 2 with ``centering = "pairs"``.
     only_full : True if batches of an estimator's options wait until they are full.
+    rows : records for each message, which an estimator's options count, with ``privacy_unit = "row"``.
+    half_life : records after which a batch counts half, as in an estimator's options.
     """
-    for name, value in (("dim", dim), ("rank", rank), ("records", records), ("per_row", per_row)):
+    counts = {"dim": dim, "rank": rank, "records": records, "per_row": per_row, "rows": rows}
+    for name, value in counts.items():
         require_count(name, value)
     require_positive("tail", tail)
     if not 1e-3 <= tail <= 1e6:
@@ -145,7 +150,7 @@ def forecast(
     except ValueError as error:
         raise ParameterError(f"epsilon = {epsilon:g} and delta = {delta:g} cannot be charged") from error
     route = route or ("block" if dim > MAX_COVARIANCE_DIM else "covariance")
-    law = _Noise(dim, delta, contributions, tail, public_radius, route, per_row, only_full)
+    law = _Noise(dim, delta, contributions, tail, public_radius, route, per_row, only_full, rows, half_life)
     try:
         sizes = law.checked(records, batches, multiplier)
         shares = law.shares(sizes, multiplier)
@@ -171,6 +176,8 @@ class _Noise:
     route: Route
     per_row: int
     only_full: bool
+    rows: int
+    half_life: HalfLife
 
     def shares(self, sizes: Sequence[int], multiplier: float) -> Shares:
         if self.public_radius:
@@ -189,7 +196,11 @@ class _Noise:
             whole, rest = divmod(records, batches)
             sizes = (*[whole + 1] * rest, *[whole] * (batches - rest))
         elif isinstance(batches, GrowingBatches):
-            sizes = planned_batches(records, batches, multiplier, self.per_row, self.only_full)
+            messages = records // self.rows
+            if not messages:
+                raise ParameterError(f"{records} records are no message of {self.rows} rows")
+            sizes = planned_batches(messages, batches, multiplier, self.per_row, self.only_full)
+            sizes = tuple(size * self.rows for size in sizes)
         else:
             sizes = tuple(batches)
             for size in sizes:
@@ -209,13 +220,14 @@ class _Noise:
 
     def entry(self, sizes: Sequence[int], multiplier: float) -> float:
         shares = self.shares(sizes, multiplier)
-        # Long streams have many batches of few sizes.
-        parts = [(sizes[0], 1, shares.first)]
-        parts += [(size, count, shares.later) for size, count in Counter(sizes[1:]).items()]
+        # Long streams have many batches of few sizes, which forgetting makes unlike.
+        records, later = sum(sizes), repeat(shares.later)
+        kept = (kept_share(self.half_life, records - end) for end in accumulate(sizes))
+        parts = Counter(zip(sizes, kept, chain([shares.first], later), strict=False))
         square = whole = 0.0
-        for size, count, share in parts:
+        for (size, factor, share), count in parts.items():
             rows = size / self.per_row
-            weight = 1 / batch_doubt(self.dim, rows, multiplier)
+            weight = factor / batch_doubt(self.dim, rows, multiplier)
             square += count * (weight / rows) ** 2 / share
             whole += count * weight
         spread = math.sqrt(square) / whole
@@ -286,11 +298,12 @@ def forecast_estimator(
     batches: Batches | None = None,
     tail: float = 1.0,
     only_full: bool = False,
+    rows: int = 1,
 ) -> Forecast:
     """Forecast for a configured estimator, the default or one of its two routes.
 
-    ``batches`` and ``only_full`` are as for :func:`forecast`, by default those of its options. Raises
-    ParameterError with one line, also where no forecast is known for the estimator.
+    ``batches``, ``only_full`` and ``rows`` are as for :func:`forecast`, by default those of its options.
+    Raises ParameterError with one line, also where no forecast is known for the estimator.
     """
     routes: dict[str, Route | None] = {"adaptive": None, "analyze-gauss": "covariance", "block": "block"}
     name, options = estimator.info.id, estimator.options
@@ -303,6 +316,7 @@ def forecast_estimator(
         )
     route = routes[name] or getattr(estimator, "fixed_route", None)
     privacy = estimator.privacy
+    half_life = options.half_life
     found = forecast(
         *(estimator.dim, estimator.k, records, privacy.epsilon, privacy.delta),
         batches=options if batches is None else batches,
@@ -312,7 +326,12 @@ def forecast_estimator(
         route=route or "covariance",
         per_row=preprocessing.units,
         only_full=only_full,
+        rows=rows,
+        half_life=half_life,
     )
+    if half_life == "auto":
+        text = 'half_life = "auto": while the records drift, earlier batches count less and the noise more'
+        found = replace(found, warnings=(*found.warnings, text))
     if estimator.diagnostics is None:
         return found
     charge = found.charge + estimator.diagnostics.charge

@@ -13,6 +13,7 @@ import pytest
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.estimators.base import Estimator
 from streaming_pca.estimators.common.clipped_batches import GrowingBatches
+from streaming_pca.estimators.common.forgetting import batch_doubt, kept_share
 from streaming_pca.estimators.forecast.forecast import (
     MOST_RECORDS,
     forecast,
@@ -236,6 +237,37 @@ def test_the_batches_of_a_stream_are_its_plans(
         sizes.append(min(plan.count, left))
         state = replace(state, batch=len(sizes), records=sum(sizes))
     assert forecast_estimator(estimator, records).batches == tuple(sizes)
+
+
+def test_a_stream_that_forgets_gains_nothing_from_more_records() -> None:
+    noise = []
+    for records in (10**6, 10**7):
+        found = forecast_estimator(made(find("adaptive"), DIM, RANK, "auto", half_life=50_000.0), records)
+        # The filter of docs/explanation/default-estimator.md, batch by batch.
+        before, square = math.inf, 0.0
+        for i, size in enumerate(found.batches):
+            doubt = batch_doubt(DIM, size, found.multiplier)
+            own = (found.multiplier / size) ** 2 / (found.shares.later if i else found.shares.first)
+            before /= kept_share(50_000.0, size)
+            gain = before / (before + doubt) if i else 1.0
+            before, square = gain * doubt, (1 - gain) ** 2 * square + gain**2 * own
+        assert found.entry_noise == pytest.approx(math.sqrt(square))
+        assert {value for _, value in found.by_records} != {found.entry_noise}
+        noise.append(found.entry_noise)
+    assert noise[1] > 0.8 * noise[0]
+    endless = forecast_estimator(made(find("adaptive"), DIM, RANK, "auto"), 10**7)
+    assert noise[1] > 3 * endless.entry_noise
+    drifting = forecast_estimator(made(find("adaptive"), DIM, RANK, "auto", half_life="auto"), 10**7)
+    assert drifting.entry_noise == endless.entry_noise
+    assert any("while the records drift" in each for each in drifting.warnings)
+
+
+def test_batches_of_rows_count_messages() -> None:
+    estimator = made(find("adaptive"), DIM, RANK, "auto")
+    assert forecast_estimator(estimator, 2**20, rows=256).batches == (2**20,)
+    for records, text in ((20_000, "^78 records do not fill a batch"), (255, "^255 records are no message")):
+        with pytest.raises(ParameterError, match=text):
+            forecast_estimator(estimator, records, rows=256, only_full=True)
 
 
 def test_too_few_records_for_a_batch_have_no_forecast() -> None:
