@@ -198,7 +198,7 @@ class _Noise:
         elif isinstance(batches, GrowingBatches):
             messages = records // self.rows
             if not messages:
-                raise ParameterError(f"{records} records are no message of {self.rows} rows")
+                raise ParameterError(f"{records} records do not fill a message of {self.rows} rows")
             sizes = planned_batches(messages, batches, multiplier, self.per_row, self.only_full)
             sizes = tuple(size * self.rows for size in sizes)
         else:
