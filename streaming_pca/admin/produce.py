@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,6 +28,7 @@ from streaming_pca.local.gaussian import LocalGaussian
 from streaming_pca.local.headers import report_headers
 from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.service.kafka.clients import MAX_MESSAGE_BYTES
+from streaming_pca.text import first_line
 
 _NO_KEY = (
     'stream.privacy_unit = "user" makes messages without a key null: name the {} of the users with --key'
@@ -159,9 +161,15 @@ def send_objects(to: Sending, stream: StreamSettings, path: Path, *, key: str | 
     with each message's key. ConfigurationError if it is missing, and the key is the user.
     """
     try:
-        lines = [line for line in path.read_bytes().splitlines() if line.strip()]
+        numbered = [(n, line) for n, line in enumerate(path.read_bytes().splitlines(), 1) if line.strip()]
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}") from None
+    is_object, lines = msgspec.json.Decoder(dict).decode, [line for _, line in numbered]
+    for number, line in numbered:
+        try:
+            is_object(line)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise UserError(f"{path}, line {number}: is not a JSON object ({first_line(error)})") from None
     if not lines:
         raise UserError(f"{path}: has no line with an object")
     if stream.privacy_unit == "user" and key is None and stream.user_field is None:
@@ -175,8 +183,10 @@ def send_objects(to: Sending, stream: StreamSettings, path: Path, *, key: str | 
     keys = FieldReader(fields.map.features, path_of_key) if apart else fields
 
     def read(reader: FieldReader, line: bytes) -> list[Any]:
-        return reader.json_records(line, 1) if line.lstrip()[:1] != b"[" else [None]
+        return reader.json_records(line, 1)
 
+    if all(np.isnan(fields.rows(read(fields, line))).any() for line in lines):
+        raise UserError(f"{path}: no object makes a record: `streaming-pca features check` shows why")
     if key is not None and not any(keys.users(read(keys, line))[0] for line in lines):
         raise UserError(f"{path}: no object has a text or a whole number at {key!r}: correct --key")
 

@@ -362,7 +362,7 @@ def _angle(bound: float | None) -> str | None:
         return None
     if bound >= math.pi / 2:
         return "angle error unknown: too much noise"
-    return f"angle ≤ {math.ceil(math.degrees(bound) * 10) / 10:.1f}° (95%, noise alone)"
+    return f"angle ≤ {math.ceil(math.degrees(bound) * 10) / 10:.1f}° (95%)"
 
 
 def _number(value: float, error: float | None) -> str:

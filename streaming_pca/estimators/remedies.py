@@ -297,15 +297,19 @@ def _epsilon(case: _Case) -> _Remedies:
         yield _change(case, f"a larger epsilon{of}")
 
 
+def _given_bounds(s: Situation) -> _Remedies:
+    is_bounded = s.has_bounds and (s.numbers or not s.features)
+    given = ["public bounds"] * bool(is_bounded) + ["a scale"] * s.gave_scale
+    if given:
+        yield _Remedy(" and ".join(given), is_given=True)
+
+
 def _bounds(case: _Case) -> _Remedies:
     s = case.settings
     # Other estimators clip to a public radius, with and without bounds.
     if not (s.is_composed and s.reads_vectors):
         return
-    is_bounded = s.has_bounds and (s.numbers or not s.features)
-    given = ["public bounds"] * bool(is_bounded) + ["a scale"] * s.gave_scale
-    if given:
-        yield _Remedy(" and ".join(given), is_given=True)
+    yield from _given_bounds(s)
     bare = [printable(each.name) for each in s.features if each.column_bounds is None]
     of = "features" if len(bare) in (0, len(s.features)) else f"features without any ({', '.join(bare[:3])})"
     if not s.has_bounds:
@@ -319,8 +323,7 @@ def _narrower(case: _Case) -> _Remedies:
         return
     others = case.doubts & {ReleaseWarning.CLAMPED, ReleaseWarning.DOMINATED}
     if not others and (s.numbers or not s.features):
-        unless = "" if s.features else ", or none if these are far wider than the records"
-        yield _change(case, f"narrower bounds{unless}")
+        yield _change(case, "narrower bounds, if these are far wider than the records")
     if s.can_scale_by_bounds:
         yield _change(case, _BY_BOUNDS)
 
@@ -340,14 +343,16 @@ def _rank(case: _Case) -> _Remedies:
         yield _Remedy("one component", is_given=True)
     elif not (case.resolved and case.resolved < s.rank):
         yield _change(case, f"a lower {name}")
-    # Noise alone chooses among directions of one variance.
-    if ReleaseWarning.NOT_RESOLVED in case.doubts and s.rank < s.dim:
+    # Noise alone chooses among directions of one variance; beyond one, a lower rank is the better advice.
+    if ReleaseWarning.NOT_RESOLVED in case.doubts and s.rank == 1 < s.dim:
         yield _change(case, f"a higher {name}, if further variances are about as large")
 
 
 def _tuning(case: _Case) -> _Remedies:
-    """Yield options of the papers' estimators that must suit the data."""
+    """Yield options that must suit the data."""
     s = case.settings
+    if s.is_composed and s.has("clip_radius"):
+        yield _option(case, "a clip_radius near the norms of the records, or none")
     for name in ("clip_radius", "clip_l2"):
         if name in s.known_options and not s.is_composed:
             yield _option(case, f"a smaller {name}, if few records are longer")
@@ -450,7 +455,10 @@ def _range(case: _Case) -> _Remedies:
 
 _NOISE: tuple[_Rule, ...] = (_resolved, _records, _epsilon, _bounds, _narrower, _rank, _tuning)
 _RULES: Mapping[ReleaseWarning, tuple[_Rule, ...]] = {
-    ReleaseWarning.CLAMPED: (lambda case: [_change(case, "wider bounds, in the units of the records")],),
+    ReleaseWarning.CLAMPED: (
+        lambda case: [_change(case, "wider bounds, in the units of the records")],
+        lambda case: _given_bounds(case.settings),
+    ),
     ReleaseWarning.DOMINATED: (_one_feature,),
     ReleaseWarning.MEAN_UNKNOWN: (_centering,),
     ReleaseWarning.NO_RECORDS: (

@@ -71,7 +71,7 @@ def test_too_few_records_and_records_without_directions_give_a_warning(X: NDArra
 def test_bounds_that_are_far_too_wide_are_doubted_and_their_remedy_named() -> None:
     X = records(5000, d=6)
     text = warned(PrivatePCA(2, bounds=(-1.5e7, 1.5e7)), X)
-    assert "\n- narrower bounds, or none if these are far wider than the records" in text
+    assert "\n- narrower bounds, if these are far wider than the records" in text
     # Without bounds the result is good.
     assert principal_angles(quietly(PrivatePCA(2), X).components_, np.eye(2, 6))[0] < 0.2
 

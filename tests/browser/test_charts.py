@@ -485,7 +485,11 @@ def test_marks_are_round_times_of_the_reader_s_zone(
 def test_rates_average_and_keep_gaps(modules: Visit) -> None:
     times, totals = [0, 1000, 2000, 3000, 60_000, 61_000, 63_000], [5, 5, 25, 35, None, 100, 140]
     found = run(modules, "timeline", "module.rates(...given)", [times, totals, 1500])
-    assert found == {"x": [0, 2000, 60_000, 61_000, 63_000], "y": [10, 10, None, 20, 20]}
+    assert found == {"x": [0, 2000, 3000, 60_000, 61_000, 63_000], "y": [10, 10, 10, None, 20, 20]}
+    # What is left at the end counts: alone, or as part of the last step if it is far shorter.
+    for end, steps in ((12_000, [[0, 10_000, 12_000], [1, 1, 45]]), (11_000, [[0, 11_000], [9.09, 9.09]])):
+        found = run(modules, "timeline", "module.rates(...given)", [[0, 10_000, end], [0, 10, 100], 5000])
+        assert (found["x"], found["y"]) == (steps[0], pytest.approx(steps[1], rel=1e-3))
     assert run(modules, "timeline", "module.rates(...given)", [[0, 1000], [9, 3], 1])["y"] == [None]
 
 

@@ -305,7 +305,7 @@ ACCURATE, CREATED = {"explained_variance": [2.5]}, "2026-01-01T00:00:00.000+00:0
         (
             EXACT,
             {"accuracy": ACCURATE | {name: EXACT[name] for name in ACCURACY}},
-            "explained     2.5 ± 0.12; of 10 ± 0.4 (25%); angle ≤ 3.2° (95%, noise alone)",
+            "explained     2.5 ± 0.12; of 10 ± 0.4 (25%); angle ≤ 3.2° (95%)",
         ),
         (
             {"version": 3, "outcome": "no-scale"},

@@ -59,11 +59,11 @@ LAYERS = """
 # the design are 24,000, 17,000 and 9,500 lines.
 FLOORS = {
     "library": (
-        28_373,
+        28_384,
         {"linalg", "kernels", "privacy", "data", "local", "estimators", "api", "audit"}
         | {"validation_errors", "errors", "text"},
     ),
-    "service": (18_801, set[str]()),
+    "service": (18_811, set[str]()),
     "extras": (
         9_346,
         {"dashboard", "spark", "dev", "demo", "plots"}

@@ -300,8 +300,10 @@ class ComposedEstimator(Estimator[S, O]):
         # Rounds weigh like their sums, but a round with a far too large radius must move the mean little.
         gain = min(share, _TRUSTED * math.sqrt(known_noise / fresh) if fresh > 0 else 1.0)
         far = float(np.sum(self._scaled((measured.mean - before) / 2) ** 2))
-        is_hidden = state.mean is None or known_noise > _TRUSTED**2 * fresh
-        if seen and is_hidden and not is_beyond_noise(far, self.dim, max(known_noise, fresh)):
+        if seen and is_beyond_noise(far, self.dim, max(known_noise, fresh)):
+            # The noise of a large radius does not explain it: sums and mean keep one weight.
+            gain = share
+        elif seen and (state.mean is None or known_noise > _TRUSTED**2 * fresh):
             # Batches that hardly saw a mean count by their noise, unless it has moved since.
             gain = max(gain, known_noise / max(known_noise + fresh, 1e-300))
         with np.errstate(all="ignore"):

@@ -191,14 +191,15 @@ class CovarianceEstimate:
     def extended_to(self, radius: float) -> CovarianceEstimate:
         """Extend the grid by larger radii up to this one; the smallest radii make room.
 
-        A new layer starts from 0, its value for earlier batches. The layers of radii that make
-        room are merged into the next layer.
+        A new layer starts from 0, its value for earlier batches, so this batch must not be clipped below its
+        norms: a jump widens the grid's ratio. The layers of radii that make room are merged into the next.
         """
         used = self.used
         if used < 2 or self.radii[used - 1] >= radius:
             return self
-        ratio = float(self.radii[1] / self.radii[0])
-        more = min(int(np.ceil(np.log(radius / self.radii[used - 1]) / np.log(ratio))), SLOTS - 1)
+        jump = float(radius / self.radii[used - 1])
+        ratio = max(float(self.radii[1] / self.radii[0]), jump ** (1 / (SLOTS - 1)) * (1 + 1e-12))
+        more = min(int(np.ceil(np.log(jump) / np.log(ratio))), SLOTS - 1)
         dropped = max(used + more - SLOTS, 0)
         kept = used - dropped
         radii = np.zeros(SLOTS)

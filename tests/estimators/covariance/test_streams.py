@@ -143,3 +143,33 @@ def test_a_plan_that_grows_is_nearly_as_good_as_one_batch() -> None:
                 pca = PrivatePCA(2, options={"n_batches": batches, "growth": 1.6}).fit(x)
             found.append(4 - 2 * np.sum(pca.components_[:, :2] ** 2))
     assert np.sqrt(np.mean(errors[9])) < 1.6 * np.sqrt(np.mean(errors[1]))
+
+
+def worst_error(seed: int, parts: list[Floats]) -> float:
+    """Return the largest error of two variances of chunks, in stated errors, of a model without doubts."""
+    with warnings.catch_warnings(), replace_noise_sampler(SeededSampler(seed)):
+        warnings.simplefilter("ignore")
+        pca = PrivatePCA(2, random_state=seed)
+        for part in parts:
+            pca.partial_fit(part)
+    assert set(pca.doubts_) <= {"clipped"}
+    true = np.var(np.concatenate(parts) @ pca.components_.T, axis=0)
+    return float(np.abs((pca.explained_variance_ - true) / pca.explained_variance_error_).max())
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_batch_of_far_larger_records_is_not_clipped_to_the_earlier_radii(seed: int) -> None:
+    """The grid of the first batch has a small ratio: ten of its steps reach less than three times as far."""
+    rng, sizes = np.random.default_rng(seed), np.ones(20)
+    sizes[:2] = 3, 2
+    parts = [np.sign(rng.standard_normal((10_000, 20))) * sizes * by for by in (1, 3, 3, 3)]
+    assert worst_error(seed, parts) < 4
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_mean_that_jumps_counts_as_its_sums_do(seed: int) -> None:
+    """Records sorted by cluster: the mean of a batch lies far from the earlier ones'."""
+    centres = np.random.default_rng(5).standard_normal((3, 3)) * 20
+    rng = np.random.default_rng(1000 + seed)
+    parts = [rng.standard_normal((10_000, 3)) + centres[i // 2] for i in range(6)]
+    assert worst_error(seed, parts) < 4

@@ -265,7 +265,10 @@ def test_a_stream_that_forgets_gains_nothing_from_more_records() -> None:
 def test_batches_of_rows_count_messages() -> None:
     estimator = made(find("adaptive"), DIM, RANK, "auto")
     assert forecast_estimator(estimator, 2**20, rows=256).batches == (2**20,)
-    for records, text in ((20_000, "^78 records do not fill a batch"), (255, "^255 records do not fill a message")):
+    for records, text in (
+        (20_000, "^78 records do not fill a batch"),
+        (255, "^255 records do not fill a message"),
+    ):
         with pytest.raises(ParameterError, match=text):
             forecast_estimator(estimator, records, rows=256, only_full=True)
 

@@ -218,6 +218,13 @@ def test_a_file_of_objects_is_sent_as_it_stands(make_stream: Make, tmp_path: Pat
         refused = call(capfd, "produce", tmp_path / "visits.jsonl", *config, *wrong)
         assert refused.returncode == 2
         assert words in refused.stderr
-    (tmp_path / "none.jsonl").write_bytes(b"\n")
-    refused = call(capfd, "produce", tmp_path / "none.jsonl", *config)
-    assert (refused.returncode, "has no line" in refused.stderr) == (2, True)
+    for content, words in (
+        (b"\n", "has no line"),
+        (values[0] + b"\n\n{oops", "none.jsonl, line 3: is not a JSON object (JSON is malformed"),
+        (values[0] + b"\n[1]", "none.jsonl, line 2: is not a JSON object"),
+        (values[3] + b"\n{}", "no object makes a record: `streaming-pca features check` shows why"),
+    ):
+        (tmp_path / "none.jsonl").write_bytes(content)
+        refused = call(capfd, "produce", tmp_path / "none.jsonl", *config, "--key", "user.id")
+        assert (refused.returncode, words in refused.stderr) == (2, True), refused.stderr
+    assert len(stream.messages(stream.settings.stream.input)) == COUNT

@@ -78,32 +78,35 @@ export function timeAxis([from, to], letters) {
 
 /**
  * Return the rates of a growing total: a second, each over ``least`` milliseconds or more, as steps that end
- * at x. The total is null in a gap.
+ * at x. The total is null in a gap. What is left before a gap or the end is a step of its own, or part of the
+ * last one if it is far shorter.
  */
 export function rates(times, totals, least) {
   const [x, y] = [[], []];
-  let from = null;
+  let [ends, last] = [[], 0];
+  const close = () => {
+    if (last > ends.at(-1) && times[last] > times[ends.at(-1)]) {
+      const isShort = ends.length > 1 && times[last] - times[ends.at(-1)] < least / 4;
+      ends.splice(ends.length - isShort, isShort, last);
+    }
+    ends.slice(1).forEach((end, n) => {
+      const rate = 1000 * (totals[end] - totals[ends[n]]) / (times[end] - times[ends[n]]);
+      x.push(...(n ? [] : [times[ends[n]]]), times[end]);
+      y.push(...(n ? [] : [rate]), rate);
+    });
+    ends = [];
+  };
   times.forEach((time, i) => {
-    if (totals[i] === null || (from !== null && totals[i] < totals[from])) {
+    if (totals[i] === null || totals[i] < totals[ends.at(-1)]) {
+      close();
       x.push(time);
       y.push(null);
-      from = null;
     }
     if (totals[i] === null) return;
-    if (from === null) {
-      from = i;
-      return;
-    }
-    if (time - times[from] < Math.max(least, 1)) return;
-    const rate = 1000 * (totals[i] - totals[from]) / (time - times[from]);
-    if (!x.length || y.at(-1) === null) {
-      x.push(times[from]);
-      y.push(rate);
-    }
-    x.push(time);
-    y.push(rate);
-    from = i;
+    if (!ends.length || time - times[ends.at(-1)] >= Math.max(least, 1)) ends.push(i);
+    last = i;
   });
+  close();
   return { x, y };
 }
 
