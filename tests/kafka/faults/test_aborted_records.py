@@ -19,6 +19,7 @@ from kafka.errors import KafkaError
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.service.kafka.clients import reading_consumer
+from streaming_pca.service.kafka.record_blocks import BlockReader
 from tests.kafka.faults.stored import committed_offsets, stored_batches
 from tests.kafka.faulty_cluster import FaultyCluster
 from tests.kafka.three_brokers import revive
@@ -107,8 +108,9 @@ def offsets(log: Log, consumer: KafkaConsumer) -> list[int]:
 @pytest.mark.parametrize("size", FETCHES)
 def test_records_of_aborted_transactions_are_not_read(log: Log, size: int, blocks: bool) -> None:
     kafka = KafkaSettings(bootstrap_servers=log.bootstrap)
-    how: dict[str, Any] = {"fetch_bytes": size, "io": "records", "topics": [log.topic], "blocks": blocks}
-    assert offsets(log, reading_consumer(kafka, **how)) == log.committed
+    reader = BlockReader if blocks else None
+    consumer = reading_consumer(kafka, fetch_bytes=size, io="records", topics=[log.topic], reader=reader)
+    assert offsets(log, consumer) == log.committed
 
 
 def test_the_broker_still_has_the_fault(log: Log) -> None:
