@@ -34,7 +34,7 @@ ELSEWHERE = ["0.0.0.0", "::", "192.0.2.1", "example.org"]
 
 CONFIG = """\
 kafka = {{ bootstrap_servers = "{}", bootstrap_timeout_ms = 60000 }}
-stream = {{ name = "{}", input = "{}", dim = {}, rank = {}, epsilon = 1.0, delta = 1e-6 }}
+stream = {{ name = "{}", input = "{}", dim = {}, rank = {}, epsilon = 1.0, delta = 1e-6, centering = "none" }}
 [http]
 port = 0
 """

@@ -260,7 +260,7 @@ TABLE: dict[Callable[[Place, Settings], None], set[str]] = {
 def _read(settings: Settings, topic: str) -> None:
     assert existing_topics(settings.kafka, [topic])
     with closing(LogReader(settings.kafka, topic)) as reader:
-        assert next(reader.read_to(1, 20))
+        assert next(reader.read_to(reader.committed_end(), 20))
 
 
 def outcome(action: Callable[[Place, Settings], None], place: Place, user: str) -> str | None:
