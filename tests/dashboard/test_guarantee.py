@@ -10,6 +10,7 @@ import pytest
 
 from streaming_pca.dashboard.guarantee import guarantee_in_words
 from streaming_pca.dashboard.models import Health, StreamDetail
+from streaming_pca.dashboard.observing.streams import _claim
 from tests.dashboard.offline import Offline, made_offline
 
 
@@ -129,3 +130,21 @@ def test_the_guarantee_is_the_ledger_s_where_settings_differ(ours: dict[str, Any
     assert found.health.level == "problem"
     assert found.problem is not None
     assert found.problem.startswith(setting)
+
+
+@pytest.mark.parametrize(
+    ("changes", "claims"),
+    [
+        ({}, (True, 0.5, 1e-6)),
+        ({"epsilon": "1/2"}, (True, 0.5, 1e-6)),
+        ({"private": False, "epsilon": "inf"}, (False, None, None)),
+        *(({"epsilon": wrong}, (False, None, None)) for wrong in ("much", None, [1], {}, "1" * 10_000)),
+    ],
+    ids=repr,
+)
+def test_numbers_that_cannot_be_read_promise_nothing(
+    changes: dict[str, Any], claims: tuple[Any, ...]
+) -> None:
+    contract = {"privacy_unit": "message", "epsilon": 0.5, "delta": 1e-6} | changes
+    found = _claim(contract)
+    assert (found["private"], found["epsilon"], found["delta"]) == claims

@@ -63,9 +63,9 @@ FLOORS = {
         {"linalg", "kernels", "privacy", "data", "local", "estimators", "api", "audit"}
         | {"validation_errors", "errors", "text"},
     ),
-    "service": (18_811, set[str]()),
+    "service": (18_813, set[str]()),
     "extras": (
-        9_346,
+        9_351,
         {"dashboard", "spark", "dev", "demo", "plots"}
         | {"service.projection", "service.tracing", "service.span_export"},
     ),

@@ -23,11 +23,22 @@ from streaming_pca.privacy.ledger.ledger import JobLedger, Ledger
 from streaming_pca.privacy.ledger.protocol import BatchStatus, JobStatus
 from streaming_pca.privacy.ledger.spend_map import SpendMap
 from streaming_pca.privacy.parameters import Charge, parse_rational
-from streaming_pca.service.commit.admission import check_contract
-from streaming_pca.service.errors import StreamRefused
+from streaming_pca.service.commit.admission import contract_difference
 from streaming_pca.service.input.cut import round_robin_quota
 
 _INTERVALS = 10  # number of intervals between releases whose median is the usual interval
+
+
+def _claim(contract: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a contract promises: nothing if its numbers cannot be read."""
+    found: dict[str, Any] = {"private": contract.get("private") is not False}
+    found |= {"privacy_unit": str(contract["privacy_unit"]), "epsilon": None, "delta": None}
+    if found["private"]:
+        try:
+            found |= {name: float(parse_rational(contract[name])) for name in ("epsilon", "delta")}
+        except (ValueError, OverflowError):
+            found["private"] = False
+    return found
 
 
 class StreamState:
@@ -46,8 +57,7 @@ class StreamState:
         self._fill = BatchFill(settings.stream, self._estimator)
         self._cannot_charge: str | None = None
         self._shown: tuple[StreamSummary, Sequence[str] | None] | None = None
-        self._contract: dict[str, Any] | None = None
-        """Last contract of the ledger: releases keep it even if the settings differ."""
+        self._contract: dict[str, Any] | None = None  # the ledger's, which releases keep
         self._difference: str | None = None
         self._show({"health": judge(Facts(loaded=False))})
 
@@ -73,11 +83,8 @@ class StreamState:
         job, last = view.ledger.job(self.name), self.releases.last
         leader, lag, advice = self._leader, self._lag, self.releases.advice
         if job.contract is not None and job.contract != self._contract:
-            self._contract, self._difference = job.contract, None
-            try:
-                check_contract(self.settings.stream, job.contract)
-            except StreamRefused as error:
-                self._difference = str(error)
+            self._contract = job.contract
+            self._difference = contract_difference(self.settings.stream, job.contract)
         problem = self.releases.problem or view.trouble or self._difference
         since, usual = self._intervals()
         health = Facts(
@@ -127,22 +134,20 @@ class StreamState:
         """Build the answers from numbers and settings; return whether they have changed."""
         stream = self.settings.stream
         names = self.releases.feature_names or stream.feature_names
-        contract = self._contract or stream.privacy_contract
-        private = contract.get("private", True)
+        contract = stream.privacy_contract | (self._contract or {})
         shown = {name: getattr(stream, name) for name in ("name", "input", "estimator", "dim", "rank")}
-        shown |= facts | {"private": private, "privacy_unit": contract["privacy_unit"]}
-        shown |= {name: contract[name] if private else None for name in ("epsilon", "delta")}
+        shown |= facts | _claim(contract)
         summary = StreamSummary(**shown)
         if self._shown == (summary, names):
             return False
         self._shown, self.summary = (summary, names), summary
-        fields = stream.features
+        fields, of_users = stream.features, summary.privacy_unit == "user"
         self.detail = StreamDetail(
             **shown,
             guarantee=[],
             adjacency=self._info.adjacency,
             local=self._info.local,
-            contributions_per_user=contract.get("contributions_per_user"),
+            contributions_per_user=contract.get("contributions_per_user") if of_users else None,
             user_field=stream.user_field and ".".join(stream.user_field),
             feature_names=None if names is None else list(names),
             fields=None if fields is None else [i for i, field in enumerate(fields) for _ in field.columns],

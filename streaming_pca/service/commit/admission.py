@@ -69,11 +69,12 @@ def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
         _check_first_batch(stream, ledger)
         return
     _check_options(stream, job)
-    check_contract(stream, job.contract)
+    if difference := contract_difference(stream, job.contract):
+        raise StreamRefused(difference)
 
 
-def check_contract(stream: StreamSettings, recorded: dict[str, Any]) -> None:
-    """Refuse (StreamRefused) settings with another privacy contract than the ledger has."""
+def contract_difference(stream: StreamSettings, recorded: dict[str, Any]) -> str | None:
+    """Return how settings differ from the ledger's privacy contract, or None."""
     name = stream.name
     # A contract omits default values.
     default = {"content_type": OCTETS, **dict.fromkeys(("features", "message", "schema", "user_field"))}
@@ -85,7 +86,7 @@ def check_contract(stream: StreamSettings, recorded: dict[str, Any]) -> None:
             supported = find(stream.estimator).centerings
             if key == "centering" and isinstance(before, str) and before not in supported:
                 # Settings cannot return to it.
-                raise StreamRefused(
+                return (
                     f"an earlier version estimated the mean for stream {name!r} (stream.centering = "
                     f"{shown(before, 80)}), which {stream.estimator} does not support: "
                     "choose a new stream.name"
@@ -93,14 +94,15 @@ def check_contract(stream: StreamSettings, recorded: dict[str, Any]) -> None:
             if key == "content_type":
                 # A contract names the format by its media type.
                 names: dict[Any, str] = {media_type: name for name, media_type in FORMATS.items()}
-                setting, value, before = "format", names.get(value, value), names.get(before, before)
+                setting, value, before = "format", names.get(value, value), names.get(str(before), before)
             # The contract identifies a file by its content.
             setting = "schema_file" if key == "schema" else setting
             difference = f"is {shown(value, 80)}, but the ledger has {shown(before, 80)}"
             difference = "is not what the ledger has" if isinstance(value, dict) else difference
-            raise StreamRefused(
+            return (
                 f"stream.{setting} {difference} for stream {name!r}: set it back, or choose a new stream.name"
             )
+    return None
 
 
 def _check_options(stream: StreamSettings, job: JobLedger) -> None:
