@@ -58,6 +58,7 @@ class StreamState:
         self._cannot_charge: str | None = None
         self._shown: tuple[StreamSummary, Sequence[str] | None] | None = None
         self._contract: dict[str, Any] | None = None  # the ledger's, which releases keep
+        self._promise = settings.stream.privacy_contract  # with its digests, computed once
         self._difference: str | None = None
         self._show({"health": judge(Facts(loaded=False))})
 
@@ -83,7 +84,7 @@ class StreamState:
         job, last = view.ledger.job(self.name), self.releases.last
         leader, lag, advice = self._leader, self._lag, self.releases.advice
         if job.contract is not None and job.contract != self._contract:
-            self._contract = job.contract
+            self._contract, self._promise = job.contract, self._promise | job.contract
             self._difference = contract_difference(self.settings.stream, job.contract)
         problem = self.releases.problem or view.trouble or self._difference
         since, usual = self._intervals()
@@ -134,9 +135,8 @@ class StreamState:
         """Build the answers from numbers and settings; return whether they have changed."""
         stream = self.settings.stream
         names = self.releases.feature_names or stream.feature_names
-        contract = stream.privacy_contract | (self._contract or {})
         shown = {name: getattr(stream, name) for name in ("name", "input", "estimator", "dim", "rank")}
-        shown |= facts | _claim(contract)
+        shown |= facts | _claim(self._promise)
         summary = StreamSummary(**shown)
         if self._shown == (summary, names):
             return False
@@ -147,7 +147,7 @@ class StreamState:
             guarantee=[],
             adjacency=self._info.adjacency,
             local=self._info.local,
-            contributions_per_user=contract.get("contributions_per_user") if of_users else None,
+            contributions_per_user=self._promise.get("contributions_per_user") if of_users else None,
             user_field=stream.user_field and ".".join(stream.user_field),
             feature_names=None if names is None else list(names),
             fields=None if fields is None else [i for i, field in enumerate(fields) for _ in field.columns],
