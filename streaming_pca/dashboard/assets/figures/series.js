@@ -50,7 +50,8 @@ export function variances({ history, ...view }, colours, room) {
   if (empty) return { empty };
   const x = at.map((i) => times[i]);
   const when = at.map((i) => `batch ${count(history.batch[i])}, ${exact(history.created[i])}`);
-  const shown = Array.from({ length: Math.min(history.explained_variance.at(-1).length, MOST_LINES) }, (_, j) => j);
+  const rank = history.explained_variance.at(-1).length;
+  const shown = Array.from({ length: Math.min(rank, MOST_LINES) }, (_, j) => j);
   const value = (i, j) => measured(history.explained_variance[i][j], history.explained_variance_error[i]?.[j]);
   const hues = [colours.blue, colours.orange, colours.green, colours.purple];
   const traces = shown.flatMap((j) => {
@@ -65,7 +66,7 @@ export function variances({ history, ...view }, colours, room) {
   const end = at.at(-1);
   return {
     summary: `Variances of ${many(shown.length, "component")}, ${many(at.length, "release")} shown. The last: ${shown.map((j) => value(end, j)).join("; ")}.`,
-    traces, layout: layout(axis, "Variance (units²)", traces),
+    traces, layout: layout(axis, `Variance (units²)${rank > MOST_LINES ? `, ${MOST_LINES} of ${rank}` : ""}`, traces),
     columns: [col("Batch", (i) => count(history.batch[i])), col("Released", (i) => exact(history.created[i]), false), ...shown.map((j) => col(`Component ${j + 1}`, (i) => value(i, j)))],
     rows: () => at,
   };

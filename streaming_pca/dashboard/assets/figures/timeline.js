@@ -67,7 +67,7 @@ export function marks([from, to], most) {
 export function timeAxis([from, to], letters) {
   const most = (wide) => Math.max(2, Math.floor(letters / wide));
   // Marks with seconds are wider.
-  const found = marks([from, to], most(to - from <= 30e3 * most(5) ? 7 : 5));
+  const found = marks([from, to], most(to - from <= 30e3 * most(5) ? 10 : 5));
   const [first, last] = [from, to].map((time) => WHOLE_DAY.format(time));
   const zone = ZONED.formatToParts(to).find((part) => part.type === "timeZoneName").value;
   return {
