@@ -271,8 +271,7 @@ class PrivatePCA(MappedModel):
         """Update the model by one batch of records that were not in any earlier call.
 
         Each call adds noise, so few large batches are best. The first one decides the first clip radius:
-        permute sorted records, and cut records that drift into equal batches. Cut by position, never by
-        value: docs/guide/differential-privacy.md.
+        permute sorted records. Cut batches by position, never by value: docs/guide/differential-privacy.md.
 
         Parameters
         ----------

@@ -469,6 +469,7 @@ _RULES: Mapping[ReleaseWarning, tuple[_Rule, ...]] = {
     ReleaseWarning.MEAN_SWAMPS: (_resolved, _centre, _records, _epsilon, _bounds, _narrower, _rank),
     ReleaseWarning.CLIPPED: (_quantile, _large_values, _records, _epsilon, _bounds),
     ReleaseWarning.UNSETTLED: (_steps,),
+    ReleaseWarning.RESTARTED: (_records, _epsilon),
     ReleaseWarning.RANGE_ENDS: (_bounds, _range),
 }
 """Remedies of each doubt, the most effective first: bounds, one feature or a mean that do harm come first."""

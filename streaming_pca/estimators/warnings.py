@@ -72,6 +72,11 @@ class ReleaseWarning(StrEnum):
         "unsettled",
         "the components are not settled: further steps may turn them, or means of batches vary as much",
     )
+    # A restart dropped more than 2% of the records.
+    RESTARTED = (
+        "restarted",
+        "the first batches had too few records to find mean or norms: results describe the later ones",
+    )
     # More than 2% of the records, beyond the noise of their count.
     CLAMPED = (
         "clamped",

@@ -80,6 +80,7 @@ def occurs(doubt: W, s: Situation) -> bool:
         W.CLIPPED: True,
         W.DOMINATED: is_factor,
         W.UNSETTLED: s.estimator in ("adaptive", "block"),
+        W.RESTARTED: True,
         W.CLAMPED: s.has_bounds,
         W.RANGE_ENDS: not s.has_bounds and (is_factor or s.has("radius_range")),
     }[doubt]

@@ -135,8 +135,10 @@ def test_components_of_noise_are_not_counted_among_the_resolved() -> None:
 
 
 def test_every_doubt_has_an_id_and_an_explanation_in_one_line() -> None:
-    ids = "no-records not-resolved variance-lost mean-swamps mean-unknown clipped dominated unsettled clamped"
-    assert " ".join(doubt.value for doubt in W) == f"{ids} range-ends"
+    ids = (
+        "no-records not-resolved variance-lost mean-swamps mean-unknown clipped dominated unsettled restarted"
+    )
+    assert " ".join(doubt.value for doubt in W) == f"{ids} clamped range-ends"
     for doubt in W:
         assert doubt.explanation
         assert "\n" not in doubt.explanation

@@ -32,7 +32,7 @@ from streaming_pca.estimators.common.clipped_sums import block_residual_norms, b
 from streaming_pca.estimators.common.composed import ComposedEstimator, ComposedState, Work
 from streaming_pca.estimators.common.error_bounds import angle_bound_of_block
 from streaming_pca.estimators.common.forgetting import HalfLife, kept_share, process_noise
-from streaming_pca.estimators.common.mean_offset import MeanOffset, MeanShift, outer_product
+from streaming_pca.estimators.common.mean_offset import MeanOffset, MeanShift, outer_product, turn_by_clip
 from streaming_pca.estimators.common.norm_distribution import (
     NormDistribution,
     norm_shares,
@@ -95,6 +95,8 @@ class BlockEstimate:
     """(d,) offset of the mean from the anchor, with the weights of S; None where it is the state's mean."""
     offset_noise: float = 0.0
     """Variance of the noise in each of its coordinates."""
+    records: float = 0.0  # records averaged into S, as far as it has not forgotten them
+    mean_cut: float = 0.0  # bound on the share of a variance that the clip of the mean adds
     turned: float = 0.0
     """Sine of the largest turn of the basis in the last step. If there are more columns than components: of
     an undamped step in the rounds after a start, later at least what is left of that."""
@@ -113,8 +115,8 @@ class BlockEstimate:
         if self.offset is not None and self.offset.shape != self.basis.shape[:1]:
             raise ValueError("the offset of the state's mean must have one number a feature")
         numbers = (self.variance, self.noise, self.measured_records, self.offset_noise, self.turned)
-        numbers_are_right = all(number >= 0 for number in numbers) and self.turned <= 1
-        if not (numbers_are_right and 0 <= self.level < math.inf):
+        numbers_are_right = all(number >= 0 for number in (*numbers, self.records, self.mean_cut))
+        if not (numbers_are_right and self.turned <= 1 and 0 <= self.level < math.inf):
             raise ValueError("the state's variances must not be below 0")
 
 
@@ -185,8 +187,11 @@ class BlockUpdate:
         weight: float,
         half_life: HalfLife,
         multiplier: float,
+        earlier: float = 0.0,
     ) -> tuple[BlockEstimate, int, float]:
         """Add one round's noisy clipped mean of A Q - C; returns the clipped records and its weight too.
+
+        It weighs by its records next to ``earlier`` ones, else by precision.
 
         Adjacency: replace-one. A record's term is A Q - C clipped to Frobenius norm R, so the
         sum's sensitivity is 2 R (:func:`block_sensitivity`). Released: the sum with Gaussian
@@ -213,7 +218,8 @@ class BlockUpdate:
             before = estimate.variance
             if half_life == "auto":
                 before += process_noise(measured - estimate.product, before + spread)
-            gain = max(before / (before + spread), 1 - kept_share(half_life, len(part)))
+            left = kept_share(half_life, len(part)) * earlier
+            gain = count / (left + count) if earlier else before / (before + spread)
             variance = (1 - gain) ** 2 * before + gain**2 * spread
         settled = replace(
             estimate,
@@ -324,8 +330,8 @@ def block_subspace(
         rest = (whole - float(variances.sum())) / max(len(basis) - k, 1)
         # Where the others' mean is nearly as large, one of them may be larger.
         is_apart = k == len(basis) or float(variances.min()) > _APART * rest
-        errors = np.hypot(errors, offset.errors(variances))
-        whole_error = math.hypot(whole_error, offset.total_error)
+        errors = np.hypot(errors, offset.errors(variances, estimate.mean_cut))
+        whole_error = math.hypot(whole_error, offset.total_error(whole, estimate.mean_cut))
     order = np.argsort(-variances, kind="stable")
     bound = None
     if known:
@@ -347,7 +353,7 @@ def block_subspace(
         left = math.asin(estimate.turned) * _left(estimate.spectrum, k)
         is_settled = left <= min(_SETTLED * bound, _TURNING)
         beyond = ("clipped",) * (not is_kept) + ("unsettled",) * (not is_settled)
-        bound = min(bound + left, math.pi / 2)
+        bound = min(bound + left + turn_by_clip(estimate.mean_cut, estimate.spectrum, k), math.pi / 2)
     return Subspace(
         components[order],
         variances[order],
@@ -438,6 +444,8 @@ def learn_block(
             # Without products either, the basis is a guess.
             cold = not estimate.product.any()
             shares = round_shares(count, update.multiplier, cold)
+    if norms is not None:
+        estimate = replace(estimate, mean_cut=norms.clip_bias(update.shift.radius**2))
     clipped, held = 0, list[float]()
     if options.clip_radius is None and update.preprocessing.kind is RecordKind.FACTOR:
         # Reserved for the pass along the directions that the rounds find.
@@ -451,13 +459,15 @@ def learn_block(
         kept = kept_share(options.half_life, len(batch))
         return 1 / (1 + kept * earlier / (count * update.present)) if count else 0.0
 
+    known = 0.0 if options.half_life == "auto" else estimate.records
     for share in (*shares, None):
         radius, weight = options.clip_radius, 1.0
         if radius is None:
             radius, weight = update.radius(estimate, batch, quantile, budget)
         multiplier = budget.take_rest() if share is None else budget.take(share)
         earlier = estimate.turned
-        estimate, clipped, gain = update.learn(estimate, batch, radius, weight, options.half_life, multiplier)
+        how = (options.half_life, multiplier, known)
+        estimate, clipped, gain = update.learn(estimate, batch, radius, weight, *how)
         left *= 1 - gain
         if average_mean is not None:
             square, of_mean = average_mean(1 - left if options.half_life == "auto" else None)
@@ -474,6 +484,8 @@ def learn_block(
             if cold and share is None:
                 hidden = _hidden(estimate, update.rank, len(shares) + 1)
                 estimate = replace(estimate, turned=max(estimate.turned, hidden))
+    if gain:
+        estimate = replace(estimate, records=count if shares else count / gain)
     if held:
         # Numbers may overflow, and an error would reveal records.
         with np.errstate(all="ignore"):

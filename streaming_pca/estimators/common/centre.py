@@ -78,21 +78,21 @@ def coarse_to_fine(
     budget: Budget,
     last: float,
     present: float = 1.0,
-) -> tuple[Vector, bool, float]:
+) -> tuple[Vector, bool, float, float]:
     """Find the mean of a first batch by rounds of :func:`refine`.
 
     The first round is about the public ``start``, (d,); ``last`` is the share of the last one's mean. It
     returns the mean in units of the data, whether any round saw more than its noise, and the last one's
-    noise variance.
+    noise variance and radius.
     """
-    centre, known, noise = start, False, 0.0
+    centre, known = start, False
     for _ in range(ROUNDS):
-        step, seen, noise = refine(batch, preprocessing, centre, radii, budget, MEAN_SHARE, present)
+        step, seen, *_ = refine(batch, preprocessing, centre, radii, budget, MEAN_SHARE, present)
         centre, known = centre + step, known or seen
         if not seen:
             break
-    step, seen, noise = refine(batch, preprocessing, centre, radii, budget, last, present)
-    return centre + step, known or seen, noise
+    step, seen, noise, radius = refine(batch, preprocessing, centre, radii, budget, last, present)
+    return centre + step, known or seen, noise, radius
 
 
 def refine(
@@ -104,11 +104,12 @@ def refine(
     share: float,
     present: float = 1.0,
     origin: Vector | None = None,
-) -> tuple[Vector, bool, float]:
+) -> tuple[Vector, bool, float, float]:
     """Estimate the mean's distance from an origin, by default from the centre of the clip.
 
-    Returns the distance, (d,), in units of the data; True if it is more than noise; and the noise variance of
-    each coordinate, in scaled units. From the centre the distance is shrunk, to zeros if noise explains it.
+    Returns the distance, (d,), in units of the data; True if it is more than noise; the noise variance of
+    each coordinate and the clip's radius, in scaled units. From the centre the distance is shrunk, to zeros
+    if noise explains it.
 
     Records are clipped about ``centre``: near the mean, as clips pull towards it. ``radii``: public range of
     the radius of |S (x - c)|, S the scale. ``share``: share of the mean; its radius costs a further
@@ -141,7 +142,7 @@ def refine(
         seen = is_beyond_noise(square, len(step), noise) and bool(np.isfinite(step / scale).all())
         if origin is None:
             step = (1 - len(step) * noise / square if seen else 0.0) * step
-        return np.nan_to_num(step / scale), seen, noise
+        return np.nan_to_num(step / scale), seen, noise, radius
 
 
 def is_beyond_noise(square: float, dim: int, noise: float) -> bool:

@@ -108,9 +108,7 @@ class ClippedBatches(GrowingBatches):
     clipped to its end."""
     half_life: Annotated[float, Field(ge=1)] | Literal["auto"] | None = None
     """Records after which a batch counts half, for streams that drift; or "auto", to forget as fast
-    as new estimates disagree with old ones beyond their noise. By default nothing is forgotten: in equal
-    batches all records count alike. While noise dominates, unequal ones weigh by the squares of their
-    records, and one of 4 times all earlier records replaces them: cut records that drift into equal ones."""
+    as new estimates disagree with old ones beyond their noise. By default all records count alike."""
 
     @model_validator(mode="after")
     def _check_radius(self) -> ClippedBatches:

@@ -53,6 +53,10 @@ class ComposedState(State):
     """(d,) centres of the sums, from the anchor and in scaled units, each times its mean's noise variance and
     its squared weight, added up; None for zeros."""
     path_noise: float = field(default=0.0, kw_only=True)  # the same sum of their squared lengths
+    mean_radius: float = field(
+        default=0.0, kw_only=True
+    )  # clip radius of the last mean, scaled; 0 without one
+    dropped: float = field(default=0.0, kw_only=True)  # earlier records that a restart has forgotten
     mean_square: float = field(default=0.0, kw_only=True)
     """Mean of the batches' squared offsets from the anchor beyond noise, weighted like the mean; scaled."""
 
@@ -87,9 +91,8 @@ O = TypeVar("O", bound=ClippedBatches)
 # Tuned on synthetic and public data (docs/explanation/default-estimator.md, "Constants").
 _MOST_ROWS = 2.0**16
 """Rows of a record, of norms at the bounds, that the search for a radius takes into account."""
-RESTART_RATIO = 4.0
-"""Least ratio of a batch's records to all earlier ones for a restart: few earlier records could only
-spoil the estimate."""
+_DROPPED = 0.02
+"""Share of the records that a restart may drop unnoticed: but for outliers, it moves variances as little."""
 _TRUSTED = 5.0
 """Bound on a round's gain, in ratios of the mean's noise deviation to the round's: a noisy round moves
 the mean little."""
@@ -146,7 +149,7 @@ class ComposedEstimator(Estimator[S, O]):
 
     def learn_batch(self, state: S, batch: Batch) -> tuple[S, int]:
         budget, preprocessing = self.costs.budget(), self.preprocessing
-        before, restarts = state, self._restarts(state, batch)
+        before, restarts = state, self._restarts(state)
         is_first_mean = preprocessing.centering == "auto" and state.records > 0 and not state.mean_weight
         is_first_mean &= resolves_radius(len(batch), self.costs.multiplier)
         known, clamped = state.present, state.clamped
@@ -167,31 +170,28 @@ class ComposedEstimator(Estimator[S, O]):
             if is_first_mean and not restarts:
                 # Earlier sums are about the start: they fit no other mean.
                 restarts = not np.array_equal(self._anchor(state), mean_start(preprocessing))
-                state = state if restarts else self._joined(before, state, len(batch), kept)
+                if not restarts:
+                    present = replace(before.present.joined(state.present, kept), latest=present.latest)
+                    clamped = before.clamped.joined(state.clamped, kept)
+                    rows = (before.records * before.rows + len(batch) * rows) / (before.records + len(batch))
+                    state = replace(state, present=present, clamped=clamped, rows=rows)
             preprocessing = preprocessing.about(self._anchor(state) if measured is None else measured.centre)
+        state = replace(state, dropped=float(state.records) if restarts else kept * state.dropped)
         return self._learn(state, Work(batch, preprocessing, budget, measured, restarts))
 
     def release(self, state: S) -> Subspace:
-        """Return the current subspace, with a doubt where bounds change many records: post-processing."""
+        """Return the current subspace, with doubts about bounds and dropped records: post-processing."""
         subspace = super().release(state)
-        if not state.clamped.is_large:
-            return subspace
-        return replace(subspace, known_warnings=(*subspace.known_warnings, "clamped"))
+        found = {"clamped": state.clamped.is_large, "restarted": state.dropped > _DROPPED * state.records}
+        doubts = (name for name, is_true in found.items() if is_true)
+        return replace(subspace, known_warnings=(*subspace.known_warnings, *doubts))
 
-    def _joined(self, before: S, state: S, count: int, kept: float) -> S:
-        """Add earlier batches' counts, and their rows a record, to those of a batch alone."""
-        present = replace(before.present.joined(state.present, kept), latest=state.present.latest)
-        clamped = before.clamped.joined(state.clamped, kept)
-        rows = (before.records * before.rows + count * state.rows) / (before.records + count)
-        return replace(state, present=present, clamped=clamped, rows=rows)
-
-    def _restarts(self, state: S, batch: Batch) -> bool:
-        """Return whether to forget earlier batches: too few records, or a median far from the records."""
-        if self.options.clip_radius is not None:
+    def _restarts(self, state: S) -> bool:
+        """Return whether to forget earlier batches: their median is far from the records."""
+        if self.options.clip_radius is not None or self.options.clip_quantile is not None:
             return False
-        covariance = getattr(state, "covariance", None) if self.options.clip_quantile is None else None
-        is_lost = covariance is not None and covariance.is_lost(self.norm_range[0])
-        return is_lost or 0 < RESTART_RATIO * state.records <= len(batch)
+        covariance = getattr(state, "covariance", None)
+        return covariance is not None and covariance.is_lost(self.norm_range[0])
 
     @abstractmethod
     def _learn(self, state: S, work: Work) -> tuple[S, int]:
@@ -216,10 +216,11 @@ class ComposedEstimator(Estimator[S, O]):
         centre = self._scaled(self._anchor(state)) if centre is None else centre
         noise = state.mean_noise or 0.0
         if state.mean is None:
-            return MeanOffset(np.zeros(len(centre)), noise)
+            return MeanOffset(np.zeros(len(centre)), noise, radius=state.mean_radius)
         paths = (state.path_noise, state.path)
         offset = MeanOffset.between(self._scaled(state.mean), centre, noise, paths)
-        return replace(offset, scatter=max(state.mean_square - offset.square, 0.0))
+        scatter = max(state.mean_square - offset.square, 0.0)
+        return replace(offset, scatter=scatter, radius=state.mean_radius)
 
     def mean_shift(self, state: S, work: Work) -> MeanShift:
         """Return the shift of a batch's sums to the anchor."""
@@ -228,10 +229,11 @@ class ComposedEstimator(Estimator[S, O]):
     def _shift(self, state: S, measured: MeanRound | None) -> MeanShift:
         before = self._offset(state)
         if measured is None:
-            return MeanShift(np.zeros(self.dim), before.vector, before.vector, before.noise)
+            same = (before.vector, before.vector, before.noise)
+            return MeanShift(np.zeros(self.dim), *same, radius=state.mean_radius)
         moved = self._scaled(measured.centre - self._anchor(state))
         step = self._scaled(measured.mean - measured.centre)
-        return MeanShift(moved, step, before.vector, measured.noise)
+        return MeanShift(moved, step, before.vector, measured.noise, radius=state.mean_radius)
 
     def _centred(self, state: S, batch: Batch, budget: Budget, restarts: bool) -> tuple[S, MeanRound | None]:
         """Measure the mean; set it and the anchor unless earlier batches found them.
@@ -250,27 +252,29 @@ class ComposedEstimator(Estimator[S, O]):
             return state, None
         # A mean over the non-null records, like the sums that it corrects.
         present = count * here
-        own = batch_doubt(self.preprocessing.dim, max(present, 1.0), multiplier)
+        own = batch_doubt(self.preprocessing.dim, max(present, 1.0), multiplier, self.options.half_life)
         # Together with the sums: a new anchor would not fit earlier ones.
         if not state.mean_weight or restarts:
             last = last_share(self.dim, count, multiplier)
-            found, known, noise = coarse_to_fine(batch, self.preprocessing, start, radii, budget, last, here)
+            found, known, noise, radius = coarse_to_fine(
+                batch, self.preprocessing, start, radii, budget, last, here
+            )
             # A mean hidden by noise counts as the start, which need not be 0.
             mean = np.clip(found, lower, upper) if known or start.any() else None
-            state = replace(state, mean=mean, mean_weight=present, mean_noise=noise)
+            state = replace(state, mean=mean, mean_weight=present, mean_noise=noise, mean_radius=radius)
             state = replace(state, latest_mean=None, path=None, path_noise=0.0, mean_square=0.0)
             return replace(state, anchor=mean, mean_doubt=own), None
         # In every batch: measured less often than the sums, a mean that moves would not fit them.
         anchor = self._anchor(state)
         centre, origin = (anchor, None) if state.latest_mean is None else (state.latest_mean, anchor)
-        step, seen, fresh = refine(
+        step, seen, fresh, radius = refine(
             batch, self.preprocessing, centre, radii, budget, LATER_SHARE, here, origin
         )
         mean = np.clip(anchor + step, lower, upper)
         away = float(np.sum(self._scaled(mean - anchor) ** 2))
         # The anchor has noise, too: a centre that moves by noise alone would add its own.
         moves = seen and is_beyond_noise(away, self.dim, 2 * fresh)
-        state = replace(state, latest_mean=mean if moves else None)
+        state = replace(state, latest_mean=mean if moves else None, mean_radius=radius)
         return state, MeanRound(
             centre, mean, seen, fresh, present, own, kept_share(self.options.half_life, count)
         )

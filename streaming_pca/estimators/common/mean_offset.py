@@ -10,13 +10,16 @@ w w^T, w = mean-c, if both have the same weights. Centres and means are noisy ou
 means, of weights u_t, both steps together are off by sum u_t ((q_t-w) e_t^T + e_t (q_t-w)^T) and the outer
 product of the mean's error. See docs/explanation/default-estimator.md ("Streams").
 
+Means are of clipped records: their bias is b = E x(1-R/|x|)+, for x about the centre. So b b^T is at most
+E (1-R/|x|)+^2 times E x x^T (Cauchy-Schwarz): this share of each variance is in the errors.
+
 A centre is subtracted from each of a record's r rows, so that all of these products count r times.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +31,7 @@ Matrix = NDArray[np.float64]
 
 _RARE = 4.0
 """Deviations beyond sqrt(d) that the norm of d standard normals exceeds with probability e^-8 at most."""
+_SHARP = 1.5  # standard errors in the bound on a clip's bias, which one far cluster attains
 
 
 def outer_product(vector: Vector, basis: Matrix) -> Matrix:
@@ -43,11 +47,12 @@ class MeanOffset:
     noise: float = 0.0  # variance of the mean's error in each coordinate
     spread: float = 0.0  # sum of u_t^2 v_t |q_t-w|^2, v_t the variance of each coordinate of e_t
     scatter: float = 0.0  # variance of the batches' means, all directions together
+    radius: float = 0.0  # clip radius of the last mean; 0 without one
 
     def of_rows(self, rows: float) -> MeanOffset:
         """Return it for records of this number of rows."""
-        vector = self.vector * math.sqrt(rows)
-        return MeanOffset(vector, rows * self.noise, rows**2 * self.spread, rows * self.scatter)
+        root, sums = math.sqrt(rows), (rows * self.noise, rows**2 * self.spread, rows * self.scatter)
+        return MeanOffset(root * self.vector, *sums, root * self.radius)
 
     @classmethod
     def between(
@@ -71,7 +76,7 @@ class MeanOffset:
         if not noise > self.noise:
             return self
         spread = self.spread * noise / self.noise if self.noise else noise * self.square
-        return MeanOffset(self.vector, noise, spread, self.scatter)
+        return replace(self, noise=noise, spread=spread)
 
     @property
     def square(self) -> float:
@@ -82,15 +87,14 @@ class MeanOffset:
         """Return (v^T w)^2 for each row v of (k, d)."""
         return np.asarray(directions @ self.vector) ** 2
 
-    def errors(self, variances: Vector) -> Vector:
-        """Return the standard errors that the means' errors add to variances along directions."""
+    def errors(self, variances: Vector, cut: float) -> Vector:
+        """Return the standard errors that the means' errors add to variances; ``cut`` bounds a part."""
         along = mean_noise_along(variances, len(self.vector), self.noise)
-        return np.hypot(along, 2 * math.sqrt(self.spread))
+        return np.hypot(np.hypot(along, 2 * math.sqrt(self.spread)), cut * variances / _SHARP)
 
-    @property
-    def total_error(self) -> float:
-        """Standard error that the means' errors add to the total variance."""
-        return math.hypot(len(self.vector) * self.noise, 2 * math.sqrt(self.spread))
+    def total_error(self, total: float, cut: float) -> float:
+        """Return the standard error that the means' errors add to the total variance."""
+        return math.hypot(len(self.vector) * self.noise, 2 * math.sqrt(self.spread), cut * total / _SHARP)
 
     @property
     def reach(self) -> float:
@@ -118,12 +122,13 @@ class MeanShift:
     before: Vector  # (d,) offset of the earlier batches' mean from c
     noise: float = 0.0  # variance of each coordinate of this batch's mean
     rows: float = 1.0
-    """Number of rows of a record; the vectors have its root as a factor, the variance itself."""
+    """Number of rows of a record; vectors and radius have its root as a factor, the variance itself."""
+    radius: float = 0.0  # clip radius of this batch's mean; 0 without one
 
     def of_rows(self, rows: float) -> MeanShift:
         """Return it for records of this number of rows."""
         moved, step, before = (math.sqrt(rows) * each for each in (self.moved, self.step, self.before))
-        return MeanShift(moved, step, before, rows * self.noise, rows)
+        return MeanShift(moved, step, before, rows * self.noise, rows, math.sqrt(rows) * self.radius)
 
     def excess(self, basis: Matrix) -> Matrix:
         """Return the excess of the product with a (d, L) basis: (q q^T + q f^T + f q^T) Q."""
@@ -143,3 +148,16 @@ class MeanShift:
     def after(self, gain: float, before: Vector) -> Vector:
         """Return the mean's offset from c, ``before`` without this batch, with it at this weight."""
         return before + gain * (self.moved + self.step - before)
+
+
+def turn_by_clip(cut: float, values: Vector, k: int) -> float:
+    """Bound the turn of k leading directions by the bias b of a clipped mean: radians.
+
+    ``values`` are eigenvalues, decreasing. |P b| |(1-P) b|, P their projection, is at most ``cut``
+    sqrt(l_1 l_{k+1}), by b b^T <= cut E x x^T; over the gap it bounds the turn's sine [DavisKahan1970].
+    """
+    if not cut or k >= len(values):
+        return 0.0
+    across = cut * math.sqrt(max(float(values[0]), 0.0) * max(float(values[k]), 0.0))
+    gap = float(values[k - 1] - values[k])
+    return math.asin(across / gap) if across < gap < math.inf else math.pi / 2

@@ -74,6 +74,16 @@ class NormDistribution:
         values = 2 * np.maximum(self.radii - radius, 0.0) * self.above
         return float(np.sum(np.diff(self.radii) * (values[1:] + values[:-1]) / 2))
 
+    def clip_bias(self, radius: float) -> float:
+        """Compute E (1 - sqrt(radius/norm))+^2 over non-null records; norms are squares, such as traces.
+
+        It bounds the bias of a mean of records x clipped to |x|^2 = ``radius``; 0 without a radius.
+        """
+        if not radius:
+            return 0.0
+        shares, ends = -np.diff(np.append(self.above, 0.0)), np.append(self.radii[1:], self.radii[-1:])
+        return float(shares @ np.maximum(1 - np.sqrt(radius / ends), 0.0) ** 2) / self.present
+
     def mean_weight(self, radius: float) -> float:
         """Compute E min(1, radius/norm) over all records; it is 1 below the median."""
         shares = -np.diff(np.append(self.above, 0.0))

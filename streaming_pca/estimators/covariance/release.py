@@ -18,7 +18,7 @@ from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Subspace
 from streaming_pca.estimators.common.error_bounds import FAILURE, angle_bound_of_covariance, noise_lift
-from streaming_pca.estimators.common.mean_offset import MeanOffset
+from streaming_pca.estimators.common.mean_offset import MeanOffset, turn_by_clip
 from streaming_pca.estimators.common.norm_distribution import BELOW_MEDIAN, Tail
 from streaming_pca.estimators.common.present import PresentShare
 from streaming_pca.estimators.covariance.radius_choice import leading_subspaces, symmetric_noise
@@ -258,11 +258,16 @@ def covariance_subspace(
         dominant = dominant_feature(estimate) if preprocessing.kind is RecordKind.FACTOR else None
         turned = clip_angle(estimate, values, vectors, k, present.share, preprocessing.kind)
         found = read_variances(estimate, components, values, offset, present.share, preprocessing.kind)
+        cut = 0.0
+        if estimate.sizes.records and preprocessing.kind is RecordKind.FACTOR:
+            least = offset.radius**2 * float(estimate.weights.min())
+            cut = estimate.sizes.distribution(math.inf).clip_bias(least)
+        turned += turn_by_clip(cut, values, k)
     is_covered = bound + turned < math.pi / 2
     variances, total = found.along, found.total
     order = np.argsort(-variances, kind="stable")
-    errors = np.hypot(found.errors, offset.errors(variances))
-    total_error = math.hypot(found.total_error, offset.total_error)
+    errors = np.hypot(found.errors, offset.errors(variances, cut))
+    total_error = math.hypot(found.total_error, offset.total_error(total, cut))
     finite = math.isfinite(total) and math.isfinite(total_error) and bool(np.isfinite(errors).all())
     # The trace of indefinite matrices is not a variance.
     is_total = finite and preprocessing.kind is RecordKind.FACTOR

@@ -300,7 +300,7 @@ class CovarianceUpdate:
         return layers
 
     def _doubt(self, count: float) -> float:
-        return batch_doubt(self.preprocessing.dim, count, self.multiplier)
+        return batch_doubt(self.preprocessing.dim, count, self.multiplier, self.half_life)
 
     @property
     def _rank_of_radius(self) -> int:

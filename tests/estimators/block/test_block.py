@@ -58,9 +58,10 @@ def learn(
     radius: float = 1e6,
     weight: float = 1.0,
     half_life: Any = None,
+    earlier: float = 0.0,
 ) -> BlockEstimate:
     with replace_noise_sampler(ScriptedSampler()):
-        return route.learn(estimate, part, radius, weight, half_life, route.multiplier)[0]
+        return route.learn(estimate, part, radius, weight, half_life, route.multiplier, earlier)[0]
 
 
 def radius_of(route: BlockUpdate, estimate: BlockEstimate, part: ArrayBatch) -> tuple[float, float]:
@@ -208,13 +209,14 @@ def test_later_rounds_count_by_their_variances() -> None:
     assert second.variance < min(first.variance, fresh.variance)
 
 
-def test_a_half_life_keeps_the_gain_up() -> None:
+def test_a_later_batch_weighs_by_its_records_next_to_those_that_a_half_life_leaves() -> None:
     d = 4
     x = np.random.default_rng(9).standard_normal((1000, d))
     route = make(d, 2)
     known = learn(route, start(route), ArrayBatch.of_vectors(np.tile(x, (40, 1))), 100.0)
     part = ArrayBatch.of_vectors(2 * x)
-    moved = [learn(route, known, part, 100.0, 1.0, h).product - known.product for h in (None, 1000.0)]
+    how = ((None, 40_000.0), (1000.0, 2000.0))
+    moved = [learn(route, known, part, 100.0, 1.0, *each).product - known.product for each in how]
     fresh = learn(route, start(route), part, 100.0).product - known.product
     assert np.linalg.norm(moved[0]) < 0.1 * np.linalg.norm(fresh)
     np.testing.assert_allclose(moved[1], fresh / 2, rtol=0.05, atol=1e-2)
@@ -281,7 +283,7 @@ def test_a_first_batch_has_several_rounds_and_a_later_one_has_one() -> None:
         original = BlockUpdate.learn
 
         def learn(self: BlockUpdate, *args: Any, seen: list[float] = seen, original: Any = original) -> Any:
-            seen.append(args[-1])
+            seen.append(args[5])
             return original(self, *args)
 
         with pytest.MonkeyPatch.context() as patch, replace_noise_sampler(ScriptedSampler()):

@@ -41,7 +41,7 @@ def find(x: Any, seed: int | None = 0, **public: Any) -> tuple[Floats, bool, flo
     batch = x if isinstance(x, ArrayBatch) else ArrayBatch.of_vectors(x)
     d, about = batch.dim, Preprocessing(dim=batch.dim, **public)
     with replace_noise_sampler(ScriptedSampler() if seed is None else SeededSampler(seed)):
-        return coarse_to_fine(batch, about, np.zeros(d), RADII, budget(), last_share(d, len(batch), Z))
+        return coarse_to_fine(batch, about, np.zeros(d), RADII, budget(), last_share(d, len(batch), Z))[:3]
 
 
 @pytest.mark.parametrize(("mean", "bound"), [(10.0, 0.25), (60.0, 0.25), (1000.0, 0.25), (1e5, 1.5)])

@@ -133,7 +133,7 @@ def test_a_small_last_chunk_changes_next_to_nothing() -> None:
 
 
 def test_a_plan_that_grows_is_nearly_as_good_as_one_batch() -> None:
-    """The root mean square over six seeds is 1.3 to 1.4 times; weighting by counts gives 1.7 times."""
+    """The root mean square over six seeds is 1.7 times: weights by n^2 would give 1.3 to 1.4 times."""
     errors: dict[int, list[float]] = {1: [], 9: []}
     for seed in range(6):
         rng = np.random.default_rng(seed)
@@ -142,17 +142,17 @@ def test_a_plan_that_grows_is_nearly_as_good_as_one_batch() -> None:
             with warnings.catch_warnings(), replace_noise_sampler(SeededSampler(seed)):
                 pca = PrivatePCA(2, options={"n_batches": batches, "growth": 1.6}).fit(x)
             found.append(4 - 2 * np.sum(pca.components_[:, :2] ** 2))
-    assert np.sqrt(np.mean(errors[9])) < 1.6 * np.sqrt(np.mean(errors[1]))
+    assert np.sqrt(np.mean(errors[9])) < 1.9 * np.sqrt(np.mean(errors[1]))
 
 
-def worst_error(seed: int, parts: list[Floats]) -> float:
-    """Return the largest error of two variances of chunks, in stated errors, of a model without doubts."""
+def worst_error(seed: int, parts: list[Floats], doubts: tuple[str, ...] = ("clipped",)) -> float:
+    """Return the largest error of two variances of chunks, in stated errors, with these doubts at most."""
     with warnings.catch_warnings(), replace_noise_sampler(SeededSampler(seed)):
         warnings.simplefilter("ignore")
         pca = PrivatePCA(2, random_state=seed)
         for part in parts:
             pca.partial_fit(part)
-    assert set(pca.doubts_) <= {"clipped"}
+    assert set(pca.doubts_) <= set(doubts)
     true = np.var(np.concatenate(parts) @ pca.components_.T, axis=0)
     return float(np.abs((pca.explained_variance_ - true) / pca.explained_variance_error_).max())
 
@@ -173,3 +173,46 @@ def test_a_mean_that_jumps_counts_as_its_sums_do(seed: int) -> None:
     rng = np.random.default_rng(1000 + seed)
     parts = [rng.standard_normal((10_000, 3)) + centres[i // 2] for i in range(6)]
     assert worst_error(seed, parts) < 4
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("sizes", [(30_000, 10_000), (4096, 6552, 10_484, 16_776, 26_842)])
+def test_unequal_batches_of_records_that_change_count_by_their_records(
+    seed: int, sizes: tuple[int, ...]
+) -> None:
+    """Weights by inverse variances, of 1/n^2, were off by 11 to 16 standard errors, the angle by 1.55 at a bound of 0.33."""
+    rng, n = np.random.default_rng(seed), sum(sizes)
+    x = rng.standard_normal((n, 30)) * np.array([4, 3, *[1] * 28])
+    if len(sizes) == 2:
+        x[sizes[0] :, 4] += 10
+    else:
+        x[:, 1] *= 1 + 2 * np.arange(n) / n
+    assert worst_error(seed, np.split(x, np.cumsum(sizes)[:-1])) < 4
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_call_with_four_times_all_earlier_records_keeps_them(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    first = rng.standard_normal((2000, 4)) * [1, 9, 1, 1]
+    parts = [first, rng.standard_normal((8000, 4)) * [4, 1, 1, 1]]
+    assert worst_error(seed, parts, ("clipped", "dominated", "not-resolved")) < 4
+
+
+def test_records_that_a_restart_drops_are_a_doubt_until_they_are_few() -> None:
+    """The first call, of fewer than 100 z records, finds no mean; the second one does."""
+    rng, pca = np.random.default_rng(0), PrivatePCA(2)
+    with replace_noise_sampler(SeededSampler(0)):
+        for size in (300, 4000):
+            pca.partial_fit(rng.standard_normal((size, 6)) * [5, 3, 1, 1, 1, 1] + 40)
+        assert "restarted" in pca.doubts_
+        pca.partial_fit(rng.standard_normal((16_000, 6)) * [5, 3, 1, 1, 1, 1] + 40)
+    assert "restarted" not in pca.doubts_
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_errors_cover_a_far_cluster_that_the_mean_s_clip_moves(seed: int) -> None:
+    """A tenth of the records lies 30 standard deviations away; the mean of 20,000 clips as many."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((20_000, 50))
+    x[rng.random(20_000) < 0.1] += 30 / np.sqrt(50)
+    assert worst_error(seed, [x], ("clipped", "not-resolved", "variance-lost")) < 4
