@@ -231,7 +231,7 @@ class _Learner:
         if self._inside(estimate) > _MOST_QUANTILE:
             return False
         block = self.block if self.route == "block" else start
-        radius, _ = self.blocks.radius(block, self.batch, self._quantile(estimate), self.budget, _PROBE)
+        radius, *_ = self.blocks.radius(block, self.batch, self._quantile(estimate), self.budget, _PROBE)
         limit = _TO_COVARIANCE if self.route == "block" else _TO_BLOCK
         return radius < limit * float(estimate.radii[estimate.chosen])
 

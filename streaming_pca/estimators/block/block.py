@@ -97,6 +97,8 @@ class BlockEstimate:
     """Variance of the noise in each of its coordinates."""
     records: float = 0.0  # records averaged into S, as far as it has not forgotten them
     mean_cut: float = 0.0  # bound on the share of a variance that the clip of the mean adds
+    residual_cut: float = 0.0
+    """Root of E (1-R/|A Q - C|)+^2: bound on the bias of S, over the deviation of a record's part of it."""
     turned: float = 0.0
     """Sine of the largest turn of the basis in the last step. If there are more columns than components: of
     an undamped step in the rounds after a start, later at least what is left of that."""
@@ -115,7 +117,9 @@ class BlockEstimate:
         if self.offset is not None and self.offset.shape != self.basis.shape[:1]:
             raise ValueError("the offset of the state's mean must have one number a feature")
         numbers = (self.variance, self.noise, self.measured_records, self.offset_noise, self.turned)
-        numbers_are_right = all(number >= 0 for number in (*numbers, self.records, self.mean_cut))
+        numbers_are_right = all(
+            number >= 0 for number in (*numbers, self.records, self.mean_cut, self.residual_cut)
+        )
         if not (numbers_are_right and self.turned <= 1 and 0 <= self.level < math.inf):
             raise ValueError("the state's variances must not be below 0")
 
@@ -157,14 +161,14 @@ class BlockUpdate:
         quantile: float,
         budget: Budget,
         part: float = _RADIUS_PART,
-    ) -> tuple[float, float]:
+    ) -> tuple[float, float, float]:
         """Find the clip radius and the mean weight by noisy counts of residual norms.
 
         The radius is the ``quantile`` of the residual norms; ``part`` is a factor on the limits of the
         counts' shares, see :func:`norm_shares`.
 
-        Returns radius and weight; the weight is E min(1, R/|A Q - C|_F) over records that are not null, at
-        least 0.2.
+        Returns radius, weight and the root of E (1-R/|A Q - C|)+^2; the weight is E min(1, R/|A Q - C|) over
+        records that are not null, at least 0.2; norms are Frobenius norms.
         """
         centre = self.centre(estimate)
         norms = block_residual_norms(batch, self.preprocessing, estimate.basis, centre)
@@ -172,7 +176,8 @@ class BlockUpdate:
         found = private_norm_distribution(norms, *self.residual_range, budget, shares)
         radius = found.quantile(quantile)
         weight = found.mean_weight(radius) - self._null_weight(radius, centre)
-        return radius, max(weight / self.present, _LEAST_WEIGHT)
+        squares = replace(found, radii=found.radii**2)
+        return radius, max(weight / self.present, _LEAST_WEIGHT), math.sqrt(squares.clip_bias(radius**2))
 
     def _null_weight(self, radius: float, centre: Matrix) -> float:
         """Return the null records' part of E min(1, R/|A Q - C|_F): their A is 0."""
@@ -353,7 +358,8 @@ def block_subspace(
         left = math.asin(estimate.turned) * _left(estimate.spectrum, k)
         is_settled = left <= min(_SETTLED * bound, _TURNING)
         beyond = ("clipped",) * (not is_kept) + ("unsettled",) * (not is_settled)
-        bound = min(bound + left + turn_by_clip(estimate.mean_cut, estimate.spectrum, k), math.pi / 2)
+        cut = estimate.mean_cut + estimate.residual_cut
+        bound = min(bound + left + turn_by_clip(cut, estimate.spectrum, k), math.pi / 2)
     return Subspace(
         components[order],
         variances[order],
@@ -461,9 +467,9 @@ def learn_block(
 
     known = 0.0 if options.half_life == "auto" else estimate.records
     for share in (*shares, None):
-        radius, weight = options.clip_radius, 1.0
+        radius, weight, residual_cut = options.clip_radius, 1.0, 0.0
         if radius is None:
-            radius, weight = update.radius(estimate, batch, quantile, budget)
+            radius, weight, residual_cut = update.radius(estimate, batch, quantile, budget)
         multiplier = budget.take_rest() if share is None else budget.take(share)
         earlier = estimate.turned
         how = (options.half_life, multiplier, known)
@@ -485,7 +491,8 @@ def learn_block(
                 hidden = _hidden(estimate, update.rank, len(shares) + 1)
                 estimate = replace(estimate, turned=max(estimate.turned, hidden))
     if gain:
-        estimate = replace(estimate, records=count if shares else count / gain)
+        records = count if shares else count / gain
+        estimate = replace(estimate, records=records, residual_cut=residual_cut)
     if held:
         # Numbers may overflow, and an error would reveal records.
         with np.errstate(all="ignore"):

@@ -66,7 +66,7 @@ def learn(
 
 def radius_of(route: BlockUpdate, estimate: BlockEstimate, part: ArrayBatch) -> tuple[float, float]:
     with replace_noise_sampler(ScriptedSampler()):
-        return route.radius(estimate, part, 0.5, Budget(route.multiplier, 1.0))
+        return route.radius(estimate, part, 0.5, Budget(route.multiplier, 1.0))[:2]
 
 
 def test_the_histogram_and_the_sum_clip_the_same_number() -> None:

@@ -180,7 +180,7 @@ def test_a_mean_that_jumps_counts_as_its_sums_do(seed: int) -> None:
 def test_unequal_batches_of_records_that_change_count_by_their_records(
     seed: int, sizes: tuple[int, ...]
 ) -> None:
-    """Weights by inverse variances, of 1/n^2, were off by 11 to 16 standard errors, the angle by 1.55 at a bound of 0.33."""
+    """Weights of n^2 were off by 11 to 16 standard errors, the angle by 1.55 at a bound of 0.33."""
     rng, n = np.random.default_rng(seed), sum(sizes)
     x = rng.standard_normal((n, 30)) * np.array([4, 3, *[1] * 28])
     if len(sizes) == 2:
