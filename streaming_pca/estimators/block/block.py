@@ -491,7 +491,7 @@ def learn_block(
                 hidden = _hidden(estimate, update.rank, len(shares) + 1)
                 estimate = replace(estimate, turned=max(estimate.turned, hidden))
     if gain:
-        records = count if shares else count / gain
+        records = float(count) if shares else count / gain
         estimate = replace(estimate, records=records, residual_cut=residual_cut)
     if held:
         # Numbers may overflow, and an error would reveal records.

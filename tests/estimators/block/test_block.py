@@ -296,4 +296,7 @@ def test_a_first_batch_has_several_rounds_and_a_later_one_has_one() -> None:
         rounds.append(len(seen))
         state = estimate, total
         assert estimate.spectrum.any(), number
+        # A state with another type could not be read again.
+        assert isinstance(estimate.records, float)
+        assert estimate.records == pytest.approx(100_000 * (number + 1))
     assert rounds == [11, 1]
