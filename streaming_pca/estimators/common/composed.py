@@ -53,9 +53,7 @@ class ComposedState(State):
     """(d,) centres of the sums, from the anchor and in scaled units, each times its mean's noise variance and
     its squared weight, added up; None for zeros."""
     path_noise: float = field(default=0.0, kw_only=True)  # the same sum of their squared lengths
-    mean_radius: float = field(
-        default=0.0, kw_only=True
-    )  # clip radius of the last mean, scaled; 0 without one
+    mean_radius: float = field(default=0.0, kw_only=True)  # clip radius of the last mean, scaled; or 0
     dropped: float = field(default=0.0, kw_only=True)  # earlier records that a restart has forgotten
     mean_square: float = field(default=0.0, kw_only=True)
     """Mean of the batches' squared offsets from the anchor beyond noise, weighted like the mean; scaled."""

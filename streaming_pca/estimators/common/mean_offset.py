@@ -151,10 +151,11 @@ class MeanShift:
 
 
 def turn_by_clip(cut: float, values: Vector, k: int) -> float:
-    """Bound the turn of k leading directions by the bias b of a clipped mean: radians.
+    """Bound the turn of k leading directions by the bias of a clipped mean: radians.
 
-    ``values`` are eigenvalues, decreasing. |P b| |(1-P) b|, P their projection, is at most ``cut``
-    sqrt(l_1 l_{k+1}), by b b^T <= cut E x x^T; over the gap it bounds the turn's sine [DavisKahan1970].
+    ``values`` are eigenvalues, decreasing. The bias b turns by at most |P b| |(1-P) b|, P their projection:
+    at most ``cut`` sqrt(l_1 l_{k+1}), by b b^T <= cut E x x^T; over the gap it bounds the sine
+    [DavisKahan1970]. The same holds for a clipped block, with the root of that share.
     """
     if not cut or k >= len(values):
         return 0.0

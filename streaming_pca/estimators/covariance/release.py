@@ -260,7 +260,8 @@ def covariance_subspace(
         found = read_variances(estimate, components, values, offset, present.share, preprocessing.kind)
         cut = 0.0
         if estimate.sizes.records and preprocessing.kind is RecordKind.FACTOR:
-            least = offset.radius**2 * float(estimate.weights.min())
+            # A norm in weighted coordinates, times the largest weight, is at least the record's own.
+            least = offset.radius**2 / float(estimate.weights.max())
             cut = estimate.sizes.distribution(math.inf).clip_bias(least)
         turned += turn_by_clip(cut, values, k)
     is_covered = bound + turned < math.pi / 2
