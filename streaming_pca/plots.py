@@ -32,7 +32,7 @@ try:
     from matplotlib.artist import Artist
     from matplotlib.backend_bases import FigureCanvasBase
     from matplotlib.text import Annotation, Text
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import FixedLocator, MaxNLocator
 except ModuleNotFoundError:
     raise LibraryMissing(f"streaming_pca.plots needs matplotlib: {install_command('plots')}") from None
 
@@ -262,7 +262,7 @@ def angles(releases: Iterable[Any], *, reference: Any = None, ax: Axes | None = 
         ax.plot(xs, np.degrees(bound), color=_ORANGE, linestyle="--", marker=".", label=label)
     # Room for the legend, which must not hide a point.
     ax.set_ylim(0.0, 1.3 * ax.get_ylim()[1])
-    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True) if len(xs) > 6 else FixedLocator(list(xs)))
     ax.xaxis.set_major_formatter("{x:,.0f}")
     ax.set(xlabel=xlabel, ylabel="degrees", title=title)
     ax.legend(loc="upper center", ncols=2)

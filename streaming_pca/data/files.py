@@ -272,7 +272,7 @@ def open_records(
                 return _open_tables(path, IpcFile(path, need_pyarrow(".arrow")), key, choice, reports_dim)
             case other:
                 raise UserError(
-                    f"{path}: {other or 'no ending'}: expected a .npy, .csv, .parquet or .arrow file"
+                    f"{path}: {other or 'no ending'}: expected a .npy, .csv, .jsonl, .parquet or .arrow file"
                 )
 
 

@@ -183,6 +183,23 @@ def test_the_block_s_bound_covers_a_clip_of_skewed_residuals(seed: int) -> None:
     assert angle <= pca.angle_bound_ < 0.05
 
 
+@pytest.mark.parametrize(("first", "later", "epsilon"), [(28_000, 2000, 4.0), (100_000, 8000, 1.0)])
+@pytest.mark.parametrize("turn", [1, -1])
+def test_a_late_small_batch_of_far_larger_records_is_doubted(
+    first: int, later: int, epsilon: float, turn: int
+) -> None:
+    """It is too small for a look at the norms, but it shows in the layers above the radius."""
+    rng, scales = np.random.default_rng(0), np.array([4, 2, 1.2, 1, 1, 1, 1, 0.8])
+    pca = PrivatePCA(2, epsilon=epsilon, random_state=0)
+    with warnings.catch_warnings(), replace_noise_sampler(SeededSampler(0)):
+        warnings.simplefilter("ignore")
+        pca.partial_fit(rng.standard_normal((first, 8)) * scales)
+        pca.partial_fit(rng.standard_normal((later, 8)) * scales)
+        assert pca.doubts_ == ()
+        pca.partial_fit(rng.standard_normal((later, 8)) * scales[::turn] * 30)
+    assert "clipped" in pca.doubts_
+
+
 def test_columns_beyond_the_rank_do_not_unsettle() -> None:
     """The additional columns turn with the noise; the released ones do not."""
     x = np.random.default_rng(0).normal(size=(100_000, 20)) * np.array([5.0, 3.0, *[1.0] * 18])

@@ -196,7 +196,7 @@ class BlockUpdate:
     ) -> tuple[BlockEstimate, int, float]:
         """Add one round's noisy clipped mean of A Q - C; returns the clipped records and its weight too.
 
-        It weighs by its records next to ``earlier`` ones, else by precision.
+        It weighs by precision; where it differs, by its records next to ``earlier`` ones, as far as left.
 
         Adjacency: replace-one. A record's term is A Q - C clipped to Frobenius norm R, so the
         sum's sensitivity is 2 R (:func:`block_sensitivity`). Released: the sum with Gaussian
@@ -220,11 +220,14 @@ class BlockUpdate:
         spread = noise + radius**2 / (basis.size * count)
         gain, variance = 1.0, spread
         if math.isfinite(estimate.variance):
-            before = estimate.variance
+            before, kept = estimate.variance, kept_share(half_life, len(part))
+            apart = measured - estimate.product
+            drift = process_noise(apart, before + spread)
             if half_life == "auto":
-                before += process_noise(measured - estimate.product, before + spread)
-            left = kept_share(half_life, len(part)) * earlier
-            gain = count / (left + count) if earlier else before / (before + spread)
+                before += drift
+            gain = max(before / (before + spread), 1 - kept)
+            if earlier and (drift or process_noise(np.sum(basis * apart, axis=0), before + spread)):
+                gain = count / (earlier + count)
             variance = (1 - gain) ** 2 * before + gain**2 * spread
         settled = replace(
             estimate,
@@ -465,7 +468,9 @@ def learn_block(
         kept = kept_share(options.half_life, len(batch))
         return 1 / (1 + kept * earlier / (count * update.present)) if count else 0.0
 
-    known = 0.0 if options.half_life == "auto" else estimate.records
+    before = kept_share(options.half_life, len(batch)) * estimate.records
+    known = 0.0 if options.half_life == "auto" else before
+    by_records = count / (known + count) if count else 0.0
     for share in (*shares, None):
         radius, weight, residual_cut = options.clip_radius, 1.0, 0.0
         if radius is None:
@@ -476,7 +481,9 @@ def learn_block(
         estimate, clipped, gain = update.learn(estimate, batch, radius, weight, *how)
         left *= 1 - gain
         if average_mean is not None:
-            square, of_mean = average_mean(1 - left if options.half_life == "auto" else None)
+            # Where records alone decide the weight in S, they decide the mean's, too.
+            own = gain if known and gain == by_records else None
+            square, of_mean = average_mean(1 - left if options.half_life == "auto" else own)
         running = total.averaged(here, weigh(total.weight), update.shift.total)
         whole = max(running.value - square, 0.0)
         estimate = update.step(estimate, whole)
@@ -491,7 +498,7 @@ def learn_block(
                 hidden = _hidden(estimate, update.rank, len(shares) + 1)
                 estimate = replace(estimate, turned=max(estimate.turned, hidden))
     if gain:
-        records = float(count) if shares else count / gain
+        records = float(count) if shares or gain == 1 else before + count
         estimate = replace(estimate, records=records, residual_cut=residual_cut)
     if held:
         # Numbers may overflow, and an error would reveal records.

@@ -250,7 +250,7 @@ class ComposedEstimator(Estimator[S, O]):
             return state, None
         # A mean over the non-null records, like the sums that it corrects.
         present = count * here
-        own = batch_doubt(self.preprocessing.dim, max(present, 1.0), multiplier, self.options.half_life)
+        own = batch_doubt(self.preprocessing.dim, max(present, 1.0), multiplier)
         # Together with the sums: a new anchor would not fit earlier ones.
         if not state.mean_weight or restarts:
             last = last_share(self.dim, count, multiplier)

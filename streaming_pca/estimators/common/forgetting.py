@@ -14,8 +14,6 @@ HalfLife = float | Literal["auto"] | None
 _SIGNIFICANT = 5.0
 """Standard deviations above which a change counts as drift: trades missed drift against false alarms."""
 _LEAST_KEPT = 1e-12  # least weight of earlier records, a later divisor
-_USUAL = 4000.0
-"""Records of a batch, at multiplier 1, whose noise stands in for any batch's: it cancels, but for drift."""
 
 
 def kept_share(half_life: HalfLife, count: float) -> float:
@@ -40,13 +38,11 @@ def process_noise(innovation: NDArray[np.float64], expected: float) -> float:
     return square - expected
 
 
-def batch_doubt(dim: int, count: float, multiplier: float, half_life: HalfLife) -> float:
+def batch_doubt(dim: int, count: float, multiplier: float) -> float:
     """Return the variance of an entry of a batch's moment, over the squared radius: noise and sampling.
 
-    Batches weigh by its inverse. It depends on the batch's size alone: with each layer's noise, weights would
-    change with the radius. With "auto" the present is estimated, by a Kalman filter. Otherwise it is a mean
-    over all records, so noise counts as if it fell like 1/n, not 1/n^2: weights by the squares of records are
-    slightly less noisy, but average records that change wrongly, and no error would show it.
+    It depends on the batch's size alone: with each layer's noise, weights would change with the radius.
+    Batches weigh by its inverse while their moments agree, as a mean of all records does, with less noise.
+    Where they differ beyond noise, they weigh by their records.
     """
-    usual = count if half_life == "auto" else _USUAL * multiplier
-    return 2 * multiplier**2 / (usual * count) + 1 / (dim * dim * count)
+    return 2 * (multiplier / count) ** 2 + 1 / (dim * dim * count)

@@ -220,6 +220,12 @@ class NormCounts:
         shares = np.exp2(np.interp(np.log2(radii), edges, np.log2(np.maximum(above, least))))
         return NormDistribution(radii, np.where(shares > 1.01 * least, shares, 0.0), self.present)
 
+    def most_between(self, low: Vector, high: float) -> Vector:
+        """Compute the most of E (min(norm, high) - low)+ that counts allow: all at their bin's end."""
+        ends = np.minimum(np.append(self.median * 2.0 ** _TAIL[1:], math.inf), high)
+        parts = np.maximum(ends[None, :] - low[:, None], 0.0) @ np.maximum(self.counts, 0.0)
+        return np.asarray(parts / max(self.records * self.present, 1e-300))
+
     def within(self, high: float) -> NormCounts:
         """Drop noise from bins above ``high``, a norm that records hardly exceed: post-processing.
 

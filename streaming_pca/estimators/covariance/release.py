@@ -313,6 +313,9 @@ def _simulated_angle(
 
 _DEVIATIONS = 2.0  # deviations of the noise that are added to measured values
 _SURE = 3.0  # deviations of a feature's part above one half
+_OUTDATED, _CERTAIN = 1.5, 5.0
+"""Ratio of the layers above a radius to what counts allow, and deviations of noise beyond it: the counts then
+miss records."""
 _LEAST_SHOWN = 1e-3  # share of the cut-off part above which the layers show its directions
 
 
@@ -343,6 +346,8 @@ def clip_angle(
     # Without a layer above the chosen radius, the uppermost one.
     first = min(chosen, last - 1)
     shown = float(tail.excess[first] - tail.excess[last]) if first >= 0 else 0.0
+    if is_positive and _outdated(estimate, tail, max(first, 0)):
+        return math.pi / 2
     if not shown > _LEAST_SHOWN * cut:
         return _angle(cut * most_across, float(values[k - 1] - values[k]) - (cut if is_positive else 2 * cut))
     turned = vectors.T @ estimate.basis
@@ -366,6 +371,18 @@ def clip_angle(
     if not is_positive:
         return _angle(across, max(float(led), float(values[k - 1]) - cut) - highest)
     return _angle(across, max(float(led), float(values[k - 1])) - max(highest, float(values[k])))
+
+
+def _outdated(estimate: CovarianceEstimate, tail: Tail, first: int) -> bool:
+    """Return whether layers above a radius show more than the counts allow: of later, far larger records."""
+    # In the coordinates of counts and noise.
+    traces = (np.diagonal(estimate.all_moments(), axis1=1, axis2=2) / estimate.weights).sum(axis=1)[first:]
+    above = np.cumsum(estimate.noise[estimate.used - 1 : first : -1])[::-1]
+    spread = _DEVIATIONS * np.sqrt(tail.variance[first:-1]) + tail.hidden
+    radii = estimate.radii[first : estimate.used]
+    allowed = _OUTDATED * (estimate.sizes.most_between(radii[:-1], float(radii[-1])) + spread)
+    noise = _CERTAIN * np.sqrt(above * len(estimate.weights))
+    return bool(np.any(traces[-1] - traces[:-1] > allowed + noise))
 
 
 def dominant_feature(estimate: CovarianceEstimate) -> int | None:

@@ -41,6 +41,7 @@ from streaming_pca.estimators.covariance.layered_sums import Coordinates
 from streaming_pca.estimators.covariance.radius_choice import ONCE, Reading, read_radii
 from streaming_pca.estimators.covariance.state import SLOTS, CovarianceEstimate
 from streaming_pca.kernels.lattice import LatticeSum
+from streaming_pca.linalg.subspace import ritz_pairs
 from streaming_pca.privacy.mechanisms import gaussian_on_symmetric
 
 Matrix = NDArray[np.float64]
@@ -300,7 +301,7 @@ class CovarianceUpdate:
         return layers
 
     def _doubt(self, count: float) -> float:
-        return batch_doubt(self.preprocessing.dim, count, self.multiplier, self.half_life)
+        return batch_doubt(self.preprocessing.dim, count, self.multiplier)
 
     @property
     def _rank_of_radius(self) -> int:
@@ -394,10 +395,16 @@ class CovarianceUpdate:
             weight = look.noise[:last] / (look.noise[:last] + noise)
             layers = look.layers[:last] + weight[:, None, None] * (layers - look.layers[:last])
             noise = weight * noise
-        if self.half_life == "auto" and estimate.records:
-            moved = self._movement(estimate, layers.sum(axis=0), float(noise.sum()))
-            if moved:
-                estimate = estimate.discounted(1.0, moved / float(estimate.radii[last - 1]) ** 2)
+        if estimate.records:
+            measured = (layers.sum(axis=0), float(noise.sum()))
+            moved = self._movement(estimate, *measured)
+            differs = bool(moved) or (self.half_life != "auto" and self._turned(estimate, *measured, count))
+            if differs:
+                if self.half_life == "auto":
+                    estimate = estimate.discounted(1.0, moved / float(estimate.radii[last - 1]) ** 2)
+                else:
+                    # Of unlike batches the mean is one of all records: each weighs by its own.
+                    estimate = replace(estimate, doubt=self._doubt(count) * count / estimate.records)
                 if look is not None:
                     # The sum has shown a drift: the look's counts of norms weigh more, too.
                     gain = self._weight_of_counts(estimate, look.covered, count)
@@ -437,6 +444,17 @@ class CovarianceUpdate:
         sampling = (max(float(np.trace(before)), 0.0) / dim) ** 2 * (1 + 1 / dim)
         expected = noise * (variance + estimate.released_noise)
         return process_noise(moment - before, expected + 2 * sampling / max(estimate.records, 1.0))
+
+    def _turned(self, estimate: CovarianceEstimate, moment: Matrix, variance: float, count: float) -> bool:
+        """Return whether variances along the components, or their total, differ beyond noise and sampling."""
+        before = estimate.moment(estimate.chosen)
+        values, vectors = ritz_pairs(before, min(self.k, len(before)))
+        changes = moment - before
+        apart = np.append(np.sum(vectors * (changes @ vectors), axis=0), np.trace(changes))
+        squares = np.append((vectors.T**2 @ estimate.weights) ** 2, np.sum(estimate.weights**2))
+        noise = squares * (variance + estimate.released_noise)
+        sampling = 2 * np.append(values**2, np.sum(before**2)) * (1 / count + 1 / estimate.records)
+        return process_noise(apart / np.sqrt(np.maximum(noise + sampling, 1e-300)), 1.0) > 0
 
 
 def _multipliers(budget: Budget, share: float, parts: Matrix) -> list[float]:

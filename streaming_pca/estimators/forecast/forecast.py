@@ -227,7 +227,7 @@ class _Noise:
         square = whole = 0.0
         for (size, factor, share), count in parts.items():
             rows = size / self.per_row
-            weight = factor / batch_doubt(self.dim, rows, multiplier, self.half_life)
+            weight = factor / batch_doubt(self.dim, rows, multiplier)
             square += count * (weight / rows) ** 2 / share
             whole += count * weight
         spread = math.sqrt(square) / whole

@@ -252,9 +252,8 @@ def _headline(f: Forecast, gaps: Sequence[float]) -> str:
     sizes = "the records have one size" if f.tail == 1 else f"the tail is {f.tail:g}"
     keeps = ""
     if f.variance_lost is not None and f.variance_lost < 1:
-        keeps = (
-            f" For any spectrum, it loses at most {_percent(f.variance_lost)} of that by noise, on average."
-        )
+        lost = _percent(f.variance_lost)
+        keeps = f" For any spectrum, noise costs it at most {lost} of the total variance, on average."
     return f"{start} {subject} {expected}, {condition} and {sizes}.{keeps} {charged}"
 
 

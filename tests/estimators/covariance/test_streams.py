@@ -133,16 +133,17 @@ def test_a_small_last_chunk_changes_next_to_nothing() -> None:
 
 
 def test_a_plan_that_grows_is_nearly_as_good_as_one_batch() -> None:
-    """The root mean square over six seeds is 1.7 times: weights by n^2 would give 1.3 to 1.4 times."""
+    """The root mean square over six seeds is 1.3 to 1.4 times; weighting by counts gives 1.7 times."""
     errors: dict[int, list[float]] = {1: [], 9: []}
     for seed in range(6):
         rng = np.random.default_rng(seed)
         x = rng.normal(size=(40_000, 20)) * np.concatenate([[5.0, 4.0, 3.0], np.full(17, 0.8)])
         for batches, found in errors.items():
             with warnings.catch_warnings(), replace_noise_sampler(SeededSampler(seed)):
-                pca = PrivatePCA(2, options={"n_batches": batches, "growth": 1.6}).fit(x)
+                options = {"n_batches": batches, "growth": 1.6}
+                pca = PrivatePCA(2, options=options, random_state=seed).fit(x)
             found.append(4 - 2 * np.sum(pca.components_[:, :2] ** 2))
-    assert np.sqrt(np.mean(errors[9])) < 1.9 * np.sqrt(np.mean(errors[1]))
+    assert np.sqrt(np.mean(errors[9])) < 1.6 * np.sqrt(np.mean(errors[1]))
 
 
 def worst_error(seed: int, parts: list[Floats], doubts: tuple[str, ...] = ("clipped",)) -> float:
@@ -187,7 +188,8 @@ def test_unequal_batches_of_records_that_change_count_by_their_records(
         x[sizes[0] :, 4] += 10
     else:
         x[:, 1] *= 1 + 2 * np.arange(n) / n
-    assert worst_error(seed, np.split(x, np.cumsum(sizes)[:-1])) < 4
+    parts = np.split(x, np.cumsum(sizes)[:-1])
+    assert worst_error(seed, parts, ("clipped", "dominated", "not-resolved")) < 4
 
 
 @pytest.mark.parametrize("seed", [0, 1])

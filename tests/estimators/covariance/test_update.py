@@ -78,14 +78,12 @@ def test_without_noise_each_moment_is_that_of_the_clipped_records(weighted: bool
         assert np.linalg.norm(estimate.moment(slot) - wanted) < tolerance * np.linalg.norm(wanted)
 
 
-@pytest.mark.parametrize("half_life", [None, "auto"])
-def test_batches_are_averaged_by_their_sizes_at_a_public_radius(half_life: Any) -> None:
-    """By n, for a mean of all records; "auto" by one over 2 z^2/n^2 + 1/(d^2 n)."""
+def test_batches_are_averaged_by_their_sizes_at_a_public_radius() -> None:
+    """Weights are one over 2 z^2/n^2 + 1/(d^2 n): n^2 where noise dominates, n where sampling does."""
     x = spread(5000, 4, 3)
     parts = np.split(x, [100, 700, 2500])
     for epsilon in (1.0, 1e4):
-        options = {"clip_radius": 1e3, "half_life": half_life}
-        estimator = make("analyze-gauss", dim=4, epsilon=epsilon, **options)
+        estimator = make("analyze-gauss", dim=4, clip_radius=1e3, epsilon=epsilon)
         state = start(estimator)
         with replace_noise_sampler(ScriptedSampler()):
             for part in parts:
@@ -93,8 +91,7 @@ def test_batches_are_averaged_by_their_sizes_at_a_public_radius(half_life: Any) 
         assert state.covariance.records == 5000
         assert state.covariance.used == 1
         z = estimator.costs.multiplier
-        sizes = np.array([len(part) for part in parts])
-        weights = 1 / (2 * (z / sizes) ** 2 + 1 / (16 * sizes)) if half_life else sizes
+        weights = np.array([1 / (2 * (z / len(part)) ** 2 + 1 / (16 * len(part))) for part in parts])
         means = [part.T @ part / len(part) for part in parts]
         wanted = np.tensordot(weights / weights.sum(), means, axes=1)
         np.testing.assert_allclose(state.covariance.moment(0), wanted, atol=1e-3)

@@ -151,19 +151,19 @@ def test_forecasts_charge_what_estimators_charge() -> None:
         assert forecast_estimator(estimator, RECORDS).charge == plan.charge
 
 
-def test_batches_cost_by_their_number() -> None:
+def test_equal_batches_cost_by_their_number_and_unequal_ones_less() -> None:
     one = forecast(20, 2, 10_000, 1.0, 1e-6, public_radius=True)
     assert one.entry_noise == pytest.approx(one.multiplier / 10_000 / math.sqrt(0.99))
     assert one.mu == pytest.approx(1 / least_multiplier(1.0, 1e-6))
     equal = forecast(20, 2, 10_000, 1.0, 1e-6, public_radius=True, batches=4)
     assert equal.batches == (2500,) * 4
     assert equal.entry_noise == pytest.approx(one.multiplier / 10_000 * math.sqrt(4 / 0.99))
-    # Batches weigh by their records, so that lengths do not matter, but with "auto".
-    unequal = (1000, 2000, 3000, 4000)
-    growing = forecast(20, 2, 10_000, 1.0, 1e-6, public_radius=True, batches=unequal)
-    assert growing.entry_noise == pytest.approx(equal.entry_noise)
-    drifting = forecast(20, 2, 10_000, 1.0, 1e-6, public_radius=True, batches=unequal, half_life="auto")
-    assert one.entry_noise < drifting.entry_noise < growing.entry_noise
+    growing = forecast(20, 2, 10_000, 1.0, 1e-6, public_radius=True, batches=(1000, 2000, 3000, 4000))
+    assert one.entry_noise < growing.entry_noise < equal.entry_noise
+    # Where sampling dominates the uncertainty, batches weigh by their counts, and lengths do not matter.
+    parts: list[Any] = [4, (1000, 2000, 3000, 4000)]
+    certain = [forecast(1, 1, 10_000, 1e4, 1e-6, public_radius=True, batches=b).entry_noise for b in parts]
+    assert certain[0] == pytest.approx(certain[1], rel=0.01)
     assert forecast(20, 2, 10, 1.0, 1e-6, public_radius=True, batches=3).batches == (4, 3, 3)
     users = forecast(20, 2, 10_000, 1.0, 1e-6, public_radius=True, batches=4, contributions=4)
     assert users.entry_noise == pytest.approx(2 * equal.entry_noise)
@@ -246,7 +246,7 @@ def test_a_stream_that_forgets_gains_nothing_from_more_records() -> None:
         # The filter of docs/explanation/default-estimator.md, batch by batch.
         before, square = math.inf, 0.0
         for i, size in enumerate(found.batches):
-            doubt = batch_doubt(DIM, size, found.multiplier, 50_000.0)
+            doubt = batch_doubt(DIM, size, found.multiplier)
             own = (found.multiplier / size) ** 2 / (found.shares.later if i else found.shares.first)
             before /= kept_share(50_000.0, size)
             gain = before / (before + doubt) if i else 1.0
@@ -258,7 +258,7 @@ def test_a_stream_that_forgets_gains_nothing_from_more_records() -> None:
     endless = forecast_estimator(made(find("adaptive"), DIM, RANK, "auto"), 10**7)
     assert noise[1] > 3 * endless.entry_noise
     drifting = forecast_estimator(made(find("adaptive"), DIM, RANK, "auto", half_life="auto"), 10**7)
-    assert drifting.entry_noise < endless.entry_noise
+    assert drifting.entry_noise == endless.entry_noise
     assert any("while the records drift" in each for each in drifting.warnings)
 
 
