@@ -192,11 +192,11 @@ class BlockUpdate:
         weight: float,
         half_life: HalfLife,
         multiplier: float,
-        earlier: float = 0.0,
+        by_records: float = 0.0,
     ) -> tuple[BlockEstimate, int, float]:
         """Add one round's noisy clipped mean of A Q - C; returns the clipped records and its weight too.
 
-        It weighs by precision; where it differs, by its records next to ``earlier`` ones, as far as left.
+        It weighs by precision; where it differs from earlier rounds ``by_records``, if that is not 0.
 
         Adjacency: replace-one. A record's term is A Q - C clipped to Frobenius norm R, so the
         sum's sensitivity is 2 R (:func:`block_sensitivity`). Released: the sum with Gaussian
@@ -226,8 +226,8 @@ class BlockUpdate:
             if half_life == "auto":
                 before += drift
             gain = max(before / (before + spread), 1 - kept)
-            if earlier and (drift or process_noise(np.sum(basis * apart, axis=0), before + spread)):
-                gain = count / (earlier + count)
+            if by_records and (drift or process_noise(np.sum(basis * apart, axis=0), before + spread)):
+                gain = by_records
             variance = (1 - gain) ** 2 * before + gain**2 * spread
         settled = replace(
             estimate,
@@ -469,20 +469,19 @@ def learn_block(
         return 1 / (1 + kept * earlier / (count * update.present)) if count else 0.0
 
     before = kept_share(options.half_life, len(batch)) * estimate.records
-    known = 0.0 if options.half_life == "auto" else before
-    by_records = count / (known + count) if count else 0.0
+    by_records = count / (before + count) if before and options.half_life != "auto" else 0.0
     for share in (*shares, None):
         radius, weight, residual_cut = options.clip_radius, 1.0, 0.0
         if radius is None:
             radius, weight, residual_cut = update.radius(estimate, batch, quantile, budget)
         multiplier = budget.take_rest() if share is None else budget.take(share)
         earlier = estimate.turned
-        how = (options.half_life, multiplier, known)
+        how = (options.half_life, multiplier, by_records)
         estimate, clipped, gain = update.learn(estimate, batch, radius, weight, *how)
         left *= 1 - gain
         if average_mean is not None:
             # Where records alone decide the weight in S, they decide the mean's, too.
-            own = gain if known and gain == by_records else None
+            own = gain if by_records and gain == by_records else None
             square, of_mean = average_mean(1 - left if options.half_life == "auto" else own)
         running = total.averaged(here, weigh(total.weight), update.shift.total)
         whole = max(running.value - square, 0.0)

@@ -217,8 +217,7 @@ class ComposedEstimator(Estimator[S, O]):
             return MeanOffset(np.zeros(len(centre)), noise, radius=state.mean_radius)
         paths = (state.path_noise, state.path)
         offset = MeanOffset.between(self._scaled(state.mean), centre, noise, paths)
-        scatter = max(state.mean_square - offset.square, 0.0)
-        return replace(offset, scatter=scatter, radius=state.mean_radius)
+        return replace(offset, scatter=max(state.mean_square - offset.square, 0.0), radius=state.mean_radius)
 
     def mean_shift(self, state: S, work: Work) -> MeanShift:
         """Return the shift of a batch's sums to the anchor."""

@@ -396,7 +396,8 @@ class CovarianceUpdate:
             layers = look.layers[:last] + weight[:, None, None] * (layers - look.layers[:last])
             noise = weight * noise
         if estimate.records:
-            measured = (layers.sum(axis=0), float(noise.sum()))
+            before = estimate.moment(estimate.chosen)
+            measured = (before, layers.sum(axis=0) - before, float(noise.sum()))
             moved = self._movement(estimate, *measured)
             differs = bool(moved) or (self.half_life != "auto" and self._turned(estimate, *measured, count))
             if differs:
@@ -436,20 +437,21 @@ class CovarianceUpdate:
             here = np.asarray(self.preprocessing.centre) * scale - moved
             return replace(estimate, centre=estimate.centre + gain * (here - estimate.centre))
 
-    def _movement(self, estimate: CovarianceEstimate, moment: Matrix, variance: float) -> float:
+    def _movement(
+        self, estimate: CovarianceEstimate, before: Matrix, changes: Matrix, variance: float
+    ) -> float:
         """Estimate the variance of the released moment's drift beyond noise and sampling."""
-        before = estimate.moment(estimate.chosen)
         dim = len(before)
         noise = float(np.mean(np.outer(estimate.weights, estimate.weights))) * (1 + 1 / dim) / 2
         sampling = (max(float(np.trace(before)), 0.0) / dim) ** 2 * (1 + 1 / dim)
         expected = noise * (variance + estimate.released_noise)
-        return process_noise(moment - before, expected + 2 * sampling / max(estimate.records, 1.0))
+        return process_noise(changes, expected + 2 * sampling / max(estimate.records, 1.0))
 
-    def _turned(self, estimate: CovarianceEstimate, moment: Matrix, variance: float, count: float) -> bool:
+    def _turned(
+        self, estimate: CovarianceEstimate, before: Matrix, changes: Matrix, variance: float, count: float
+    ) -> bool:
         """Return whether variances along the components, or their total, differ beyond noise and sampling."""
-        before = estimate.moment(estimate.chosen)
         values, vectors = ritz_pairs(before, min(self.k, len(before)))
-        changes = moment - before
         apart = np.append(np.sum(vectors * (changes @ vectors), axis=0), np.trace(changes))
         squares = np.append((vectors.T**2 @ estimate.weights) ** 2, np.sum(estimate.weights**2))
         noise = squares * (variance + estimate.released_noise)

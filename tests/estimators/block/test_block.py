@@ -58,10 +58,10 @@ def learn(
     radius: float = 1e6,
     weight: float = 1.0,
     half_life: Any = None,
-    earlier: float = 0.0,
+    by_records: float = 0.0,
 ) -> BlockEstimate:
     with replace_noise_sampler(ScriptedSampler()):
-        return route.learn(estimate, part, radius, weight, half_life, route.multiplier, earlier)[0]
+        return route.learn(estimate, part, radius, weight, half_life, route.multiplier, by_records)[0]
 
 
 def radius_of(route: BlockUpdate, estimate: BlockEstimate, part: ArrayBatch) -> tuple[float, float]:
@@ -215,7 +215,7 @@ def test_a_later_batch_weighs_by_its_records_next_to_those_that_a_half_life_leav
     route = make(d, 2)
     known = learn(route, start(route), ArrayBatch.of_vectors(np.tile(x, (40, 1))), 100.0)
     part = ArrayBatch.of_vectors(2 * x)
-    how = ((None, 40_000.0), (1000.0, 1000.0))
+    how = ((None, 1000 / 41_000), (1000.0, 1000 / 2000))
     moved = [learn(route, known, part, 100.0, 1.0, *each).product - known.product for each in how]
     fresh = learn(route, start(route), part, 100.0).product - known.product
     assert np.linalg.norm(moved[0]) < 0.1 * np.linalg.norm(fresh)
