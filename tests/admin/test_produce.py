@@ -226,7 +226,7 @@ def test_a_file_without_names_is_taken_as_it_is(tmp_path: Path) -> None:
         ("x.parquet", b"PAR1" + b"\0" * 100, "x.parquet: "),
         ("x.arrow", b"", "x.arrow: "),
         ("x.arrow", b"ARROW1 and nothing more", "x.arrow: "),
-        ("x.txt", b"1", r"\.txt: expected a \.npy, \.csv, \.parquet or \.arrow file"),
+        ("x.txt", b"1", r"\.txt: expected a \.npy, \.csv, \.jsonl, \.parquet or \.arrow file"),
         ("x", b"1", "no ending"),
     ],
 )
