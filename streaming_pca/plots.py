@@ -433,7 +433,9 @@ def _set_title(title: str, ax: Axes) -> None:
 def _name(model: Any, feature: int) -> str:
     names = getattr(model, "feature_names_in_", None)
     name = f"feature {feature}" if names is None else str(names[feature])
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+    # Shortened in the middle: words of one category differ at their ends.
+    tail = (_LONGEST_NAME - 1) // 2
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1 - tail]}…{name[-tail:]}"
 
 
 def _checked_pair(components: tuple[int, int], k: int) -> list[int]:

@@ -265,6 +265,7 @@ def test_names_are_shortened_and_are_not_formulas() -> None:
     shown = {label.get_text() for label in labels(ax)}
     assert r"$\frac$" in shown
     assert all(len(name) <= 24 for name in shown)
+    assert all(name.endswith("characters") for name in shown if "…" in name)
     ax.figure.canvas.draw()
 
 

@@ -24,7 +24,10 @@ from streaming_pca.client.releases import UnreadableRelease, latest
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import Settings, StreamSettings
 from streaming_pca.data.release import Release
+from streaming_pca.estimators.base import Estimator
+from streaming_pca.privacy.errors import CalibrationError
 from streaming_pca.privacy.ledger.ledger import JobLedger, Ledger
+from streaming_pca.privacy.ledger.protocol import BatchStatus, JobStatus
 from streaming_pca.service.commit.log_reader import LedgerReplay
 from streaming_pca.service.errors import StreamRefused, TopicError
 from streaming_pca.service.kafka.clients import ask_broker, offsets_by, reading_consumer, retry
@@ -150,8 +153,7 @@ def _committed(admin: KafkaAdminClient, names: Sequence[str]) -> dict[str, Offse
 def _of_groups(ask: Callable[[], T]) -> T | None:
     """Send a request about consumer groups; return None if it fails.
 
-    A broker may lack the coordinator, or refuse by its ACLs, and kafka-python cannot read some responses of
-    the embedded broker.
+    A broker may lack the coordinator, or refuse by its ACLs; some responses kafka-python cannot read.
     """
     try:
         return ask()
@@ -173,6 +175,19 @@ def _names(part: Any, topic: str) -> bool:
         return False
     assigned = [each["topic"] for each in part.get("assigned_partitions", ())]
     return topic in (*part.get("topics", ()), *assigned)
+
+
+def planned_size(estimator: Estimator[Any, Any], job: JobLedger) -> int:
+    """Return the planned size of the batch that fills; 0 if the settings allow none."""
+    batches, records = job.committed, job.records_committed
+    if job.phase is BatchStatus.RESERVED and job.reservation is not None:
+        # The worker learns from this batch while the next one fills.
+        batches, records = batches + 1, records + job.reservation.count
+    try:
+        return estimator.planned_records(batches, records)
+    except CalibrationError:
+        # The worker stops with this error: other streams must stay visible.
+        return 0
 
 
 def describe_charges(ledger: Ledger, job: JobLedger) -> dict[str, Any]:
@@ -200,7 +215,8 @@ def describe_status(all_settings: Sequence[Settings]) -> list[dict[str, Any]]:
     ``refused`` the ledger's refusal of its last entry. ``leader`` is None if the broker does not return it;
     ``records`` counts messages, also where the ``unit`` of privacy is a row of a message;
     ``accuracy`` has the last release's variances and their errors; ``counts`` are its batch's noisy counts of
-    null and clipped records, None without diagnostics; ``lag`` is in offsets, including transaction markers;
+    null and clipped records, None without diagnostics; ``next_batch`` is the planned size of the batch that
+    fills, None for a stream that is paused or has ended; ``lag`` is in offsets, with transaction markers;
     ``charged`` is the largest charge of any record, by this stream and by all jobs; ``left`` is the remaining
     budget of the record with the largest charge, and ``left_of_new`` of a new record.
     """
@@ -247,6 +263,7 @@ def _facts(
         "last_release": release and _described(release, stream),
         "accuracy": release and release.accuracy,
         "counts": release and (release.counts or None),
+        "next_batch": planned_size(stream.build_estimator(), job) if job.status is JobStatus.ACTIVE else None,
         "lag": snapshot.lag(stream, job),
         **describe_charges(ledger, job),
         "left_of_new": ledger.opened and describe_left(ledger.everywhere, ledger.opened),

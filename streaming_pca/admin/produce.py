@@ -44,20 +44,22 @@ def arrange_features(records: RecordFile, stream: StreamSettings) -> RecordFile:
         raise UserError(
             f"{records.path}: records of shape {records.shape[1:]} have {records.dim} features, "
             f"the stream's dim is {stream.dim}: "
-            f"{_remedy(records.feature_names, stream.feature_names)}"
+            f"{_remedy(records, stream)}"
         )
     return records if stream.feature_names is None else records.with_features(stream.feature_names)
 
 
-def _remedy(own: tuple[str, ...] | None, wanted: tuple[str, ...] | None) -> str:
+def _remedy(records: RecordFile, stream: StreamSettings) -> str:
     """Return the remedy for a wrong number of features, more precise with names."""
+    own, wanted = records.feature_names, stream.feature_names
     if own is not None and wanted is not None:
         lacking = [name for name in wanted if name not in own]
         if lacking:
             return f"column {lacking[0]!r} of stream.feature_names is missing"
         others = ", ".join(repr(name) for i, name in enumerate(own) if name not in wanted or name in own[:i])
         return f"stream.feature_names does not have {others}: leave columns out with --drop"
-    return "choose columns with --columns or --drop, or set stream.dim"
+    few = records.dim < stream.dim
+    return f"{'add columns' if few else 'choose columns with --columns or --drop'}, or set stream.dim"
 
 
 def check_format(path: Path | str, stream: StreamSettings, keyed: bool) -> None:
@@ -134,8 +136,7 @@ def send_records(
 ) -> Produced:
     """Send records, with their keys if any, to the topic's partitions in turn.
 
-    A factor of an array (m, r, d) is one message; of vectors the last message may have fewer than
-    ``rows_per_message``.
+    A factor of an array (m, r, d) is one message; of vectors the last message may have fewer rows.
     """
     if not isinstance(records, RecordFile):
         records = RecordFile.of_array(records)

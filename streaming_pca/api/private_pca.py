@@ -26,6 +26,7 @@ from streaming_pca.api.fitted import (
     chosen_release,
     configured_components,
     fitted_attributes,
+    is_share,
     read_release,
     release_attributes,
     release_charge,
@@ -303,14 +304,20 @@ class PrivatePCA(MappedModel):
         return self
 
     def plan(
-        self, n_features: int, n_samples: int, *, batches: Batches | None = None, tail: float = 1.0
+        self,
+        n_features: int | None = None,
+        n_samples: int | None = None,
+        *,
+        batches: Batches | None = None,
+        tail: float = 1.0,
     ) -> Forecast:
         """Forecast noise and attainable errors for these parameters; nothing is spent.
 
         Parameters
         ----------
         n_features, n_samples : int
-            Public numbers of features and of records: not in the order of ``X.shape``.
+            Public numbers of features and of records: not in the order of ``X.shape``. Named ``features`` or
+            ``bounds`` give the first. UserWarning for fewer records than features.
         batches : int or sequence of int, optional
             Number of equal batches, or the records of each, one for each call of ``partial_fit``; by
             default as many as ``fit`` makes.
@@ -329,13 +336,9 @@ class PrivatePCA(MappedModel):
         ------
         ValueError
             One line that names the parameter, or an estimator without a forecast.
-
-        Warns
-        -----
-        UserWarning
-            For fewer records than features, which may be a mistake in the order.
         """
-        dim, count = planned_shape(n_features, n_samples)
+        rows = self._row_map()
+        dim, count = planned_shape(rows.dim if rows and n_features is None else n_features, n_samples)
         estimator = self._configured(dim, count, count)
         if self.n_components is None:
             # The mechanisms may be set up for fewer.
@@ -438,10 +441,10 @@ class PrivatePCA(MappedModel):
                 "features": rows.features if rows and self.features is not None else (),
                 "has_single_rows": self._rows_per_record == 1,
                 "has_chunks": self._state.batch > 1 and records > (self._n_records_told or 0),
+                "has_share": is_share(self.n_components),
             }
             advice = advise_on_model(self.doubts_, self._estimator, release, dominant, **of)
-            text = f"the result is doubtful:\n{advice}"
-            warnings.warn(text, DoubtfulResultWarning, stacklevel=3)
+            warnings.warn(f"the result is doubtful:\n{advice}", DoubtfulResultWarning, stacklevel=3)
 
     def _refresh(self) -> Subspace:
         release = chosen_release(self._estimator, self._state, self.n_components)
@@ -457,8 +460,7 @@ class PrivatePCA(MappedModel):
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = dict(super().__getstate__())
-        # A copy is another model, and in another process it is still within the open blocks.
-        state.pop("_charged_as", None)
+        state.pop("_charged_as", None)  # a copy is another model, also in another process's open blocks
         if budgets := (*active_accountants(), *state.get("_foreign_budgets", ())):
             state["_foreign_budgets"] = budgets
         return state
@@ -568,12 +570,11 @@ class PrivatePCA(MappedModel):
         UserWarning
             If the release is older than version 6 and no setting is given.
         """
-        settings = {"centering": centering, "scale": scale, "bounds": bounds}
-        published, preprocessing = read_release(release, settings)
+        given = {"centering": centering, "scale": scale, "bounds": bounds}
+        published, preprocessing = read_release(release, given)
         parameters = release_parameters(published, preprocessing)
         model = cls(**(parameters | map_parameters(features, published, preprocessing)))
-        model._published = preprocessing
-        model.n_features_in_ = published.dim
+        model._published, model.n_features_in_ = preprocessing, published.dim
         model._restore_features(published.feature_names)
         model.privacy_spent_ = release_charge(published)
         model._set_fitted(release_attributes(published, preprocessing))

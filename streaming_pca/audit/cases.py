@@ -9,8 +9,7 @@ If records meet several mechanisms, no pair of neighbours shows all of the cost.
 records that differ in one mechanism alone, and claims the cost of that mechanism: a noise of the wrong
 scale or a clip that is not applied shows there, while a case of the whole would let the others hide it.
 
-:mod:`~streaming_pca.estimators.worst_cases` and :mod:`~streaming_pca.estimators.common.worst_sums` have the
-cases by name.
+The cases: :mod:`~streaming_pca.estimators.worst_cases`, :mod:`~streaming_pca.estimators.common.worst_sums`.
 """
 
 from __future__ import annotations

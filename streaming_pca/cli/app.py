@@ -103,7 +103,8 @@ def _run() -> NoReturn:
 
 def _end_by_usage(error: Any) -> NoReturn:
     """Exit with one line on options that a command does not take; without a line after help."""
-    if text := error.format_message().rstrip("."):
+    # A choice is checked by pydantic, whose errors begin with their kind.
+    if text := error.format_message().rstrip(".").replace("Value error, ", ""):
         path = getattr(error.ctx, "command_path", "streaming-pca")
         fail(UserError(f"{text} ({path} --help)"), error.exit_code)
     sys.exit(error.exit_code)

@@ -33,8 +33,7 @@ def export_backup(
 
     The backup contains the states of all streams that read the topic, including streams outside the
     configuration. Workers may run at the same time. The backup is verified first, as by `ledger verify`, and
-    each state is compared with the ledger's last commit; if anything is wrong, the exit status is 1 and no
-    file is written.
+    each state is compared with the ledger's last commit; if anything is wrong, no file is written (status 1).
 
     The file is as secret as the state topics, because a state can contain a noisy result that is not
     published yet. Only the file's owner can read it (mode 0600).
@@ -85,8 +84,7 @@ def import_backup(
     A backup is refused if a release, committed offsets, or a stream unknown to the backup show that it is
     old; if it was changed; and if the input topic was recreated since, because its records are then other
     data. It is also refused if `ledger charge` or `stream` has written an entry since. If it is the newest
-    backup all the same: stop the workers, delete the offsets of the group that the error names, import, and
-    repeat the command.
+    backup all the same: stop the workers, delete the offsets of the group that the error names, and repeat.
 
     Running workers lose their sessions. Everything is written in one transaction, so an interrupted import
     has written nothing and can be run again. A second import does not change anything.

@@ -216,8 +216,7 @@ def ledger_charge(
 ) -> None:
     """Charge records for a release made elsewhere, so that the cap covers it.
 
-    A charge can never be taken back. If a record would exceed the cap, nothing is charged and the exit
-    status is 3.
+    It can never be taken back. If a record would exceed the cap, nothing is charged; the exit status is 3.
 
     [dim]Example: streaming-pca ledger charge --config stream.toml --job census-2026 --epsilon 0.5
     --delta 1e-7 --all --reason "histogram sent to the agency"[/]

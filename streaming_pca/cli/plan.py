@@ -324,8 +324,7 @@ def explained_text(accuracy: Mapping[str, Any]) -> str:
 def counts_text(counts: Mapping[str, Any]) -> str:
     """Format the noisy shares of null and clipped records, with their standard errors.
 
-    A share is limited to 0% to 100%, although noise may take it outside. If pairs are clipped, the second
-    share is of pairs.
+    Shares are limited to 0% to 100%, beyond which noise may take them. The second may be of pairs.
     """
     if not counts["batch_records"]:
         return "no rows: no message could be read"

@@ -90,6 +90,7 @@ def _print(facts: dict[str, Any]) -> None:
     batches, lag, release = facts["batches"], facts["lag"], facts["last_release"]
     advice = None if release is None else release["advice"]
     outcome = f", {release['outcome']}" if release and release["outcome"] else ""
+    waiting = f"{min(lag['total'], facts['next_batch'] or 0)} of {facts['next_batch']} offsets"
     held = f", and {lag['in_transactions']} held back by an open transaction" * bool(lag["in_transactions"])
     rows: dict[str, str | Sequence[str]] = {
         "standing": f"{facts['standing']}, {_leader(facts['leader'])}",
@@ -100,6 +101,7 @@ def _print(facts: dict[str, Any]) -> None:
         **({} if release is None else {"explained": explained_text(facts["accuracy"])}),
         **({} if facts["counts"] is None else {"last batch": counts_text(facts["counts"])}),
         **({} if advice is None else {"doubts": Advice(**advice).lines}),
+        **({"next batch": waiting} if facts["next_batch"] else {}),
         "lag": f"{lag['total']} offsets in {len(lag['partitions'])} partitions of {facts['input']}{held}",
         **_charges(facts),
         "ledger": f"{facts['ledger']['entries']} entries, {facts['ledger']['bytes']} bytes",

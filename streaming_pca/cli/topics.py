@@ -85,8 +85,7 @@ def topics_check(config: ConfigOption, stream: StreamOption = None, as_json: Jso
     """Check the settings of the topics and the broker, and name each correction.
 
     An error keeps a worker from starting; a warning does not. The exit status is 2 if there are errors.
-    The command also shows the input topic's configuration and its meaning for the stream. It does not
-    change anything.
+    The command also shows the input topic's configuration and its meaning for the stream.
 
     [dim]Example: streaming-pca topics check --config stream.toml --json[/]
     """

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 _HEAD = ("batch", "records", "moved", "created", "explained variance")
 _INDENT = 7
 _PATIENCE = 5.0  # seconds without a release before a line explains possible reasons
+_REPEAT = 30.0  # seconds between later lines while the first release is awaited
 _NOTHING_YET = (
     "no release yet: the first one comes when a batch is full or max_wait_seconds is over; "
     "a worker's first run on a machine compiles before that, for up to half a minute"
@@ -105,7 +106,7 @@ def _show(
     reasons = f"{_NOTHING_YET}; {ask}"
     shown = others = 0
     since = time.monotonic()
-    headed, explained = as_json, False
+    headed, due = as_json, _PATIENCE
     helps: list[str] = []
     for item in items:
         if not headed:
@@ -114,8 +115,8 @@ def _show(
             headed = True
         if isinstance(item, NotARelease):
             others += 1
-            # There is a release, which this version cannot read.
-            explained |= bool(item.version)
+            if item.version:
+                due = math.inf  # there is a release, which this version cannot read
             if not item.version and not item.topic.endswith(".releases"):
                 reasons = ask = _OTHERS_ONLY
             if others <= _MOST_OTHERS:
@@ -126,12 +127,13 @@ def _show(
             helps = _print_release(item, as_json, settings, helps)
             shown += 1
             since = time.monotonic()
-        if not (shown or explained) and time.monotonic() - since >= _PATIENCE:
-            say(reasons, err)
-            explained = True
+        waited = time.monotonic() - since
+        if not shown and waited >= due:
+            say(reasons if due == _PATIENCE else f"no release after {waited:.0f} s", err)
+            due += _REPEAT
         if shown == count or _reader_is_gone():
             break
-        if timeout is not None and time.monotonic() - since > timeout:
+        if timeout is not None and waited > timeout:
             within = f"release within {timeout:g} s"
             raise TimeoutError(f"no other {within}" if shown else f"no {within}: {ask}")
 

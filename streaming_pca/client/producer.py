@@ -95,8 +95,7 @@ class Producer:
     since the last :meth:`flush` have arrived: sending them again may count a record twice.
 
     Each report is computed once. It is charged, its noise is drawn, and the client repeats the same bytes
-    until they are acknowledged. If they never are, the charge remains, and another report of the same user
-    raises AlreadySpent.
+    until they are acknowledged. Otherwise the charge remains: a further report raises AlreadySpent.
     """
 
     def __init__(
@@ -370,8 +369,8 @@ class Producer:
             array = array[None]
         wanted = (3,) if self._kind == "matrix" else (2,) if self._mechanism is not None else (2, 3)
         if array.ndim not in wanted or array.shape[-len(last) :] != last or not array.size:
-            expected = ", ".join(map(str, ("m", *last)))
-            raise ValueError(f"records have the shape {shape}: expected ({expected})")
+            text = f"records have the shape {shape}: expected {('m', *last)}, or {last} for one record"
+            raise ValueError(text.replace("'m'", "m"))
         is_factor = self._kind == "factor" and self._unit != "row" and array.ndim == 3
         if is_factor and array.shape[1] > self._max_rows:
             raise ValueError(f"factors of {array.shape[1]} rows are above max_rows = {self._max_rows}")

@@ -68,8 +68,7 @@ have an attribute ``whole``, with the meaning that it has for a :class:`SumKerne
 class BinKernel(Protocol):
     """Function of a block of records to their bins in n histograms, (n, m) int32.
 
-    It gets at most ``limit`` records. A record has one bin in each histogram, a function of that
-    record alone.
+    It gets at most ``limit`` records. The bin in each histogram is a function of a record alone.
     """
 
     limit: int
@@ -81,8 +80,7 @@ ValueKernel = Callable[..., Integers]
 """Function of some records' values to integers that are added over all records.
 
 Further arguments are the same records' values in the other :class:`RecordValues` of
-:meth:`RecordValues.sum`. A kernel can be pickled, draws no noise, and adds a function of each
-record alone."""
+:meth:`RecordValues.sum`. It can be pickled, draws no noise, and adds a function of each record alone."""
 
 
 class RecordValues(ABC):

@@ -73,8 +73,7 @@ def rows_of_json(
 
     ``faults`` receives, by row, the reason why it is of NaNs.
 
-    Returns (n, dim): numbers are read as float64 with or without a decimal point; too large numbers become
-    infinities.
+    Returns (n, dim): numbers are read as float64, with or without a point; too large ones are infinities.
 
     Raises MalformedPayload if the value is not such an object, or holds more than ``most_rows`` rows.
     """

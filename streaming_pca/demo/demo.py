@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import subprocess
 import sys
 import tempfile
@@ -213,6 +214,7 @@ rank = {rank}
 epsilon = {epsilon}
 delta = {delta}
 bounds = [-{flights.BOUND}, {flights.BOUND}]
+feature_names = {json.dumps(flights.FEATURE_NAMES)}
 
 [stream.options]
 n_records = {records}

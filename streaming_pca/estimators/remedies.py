@@ -49,6 +49,7 @@ class Situation:
     features: Sequence[Feature] = ()  # features that make the rows of records, if they are known
     has_single_rows: bool = True  # False if records are known to have several rows each
     has_chunks: bool = False  # True if several calls of partial_fit added records
+    has_share: bool = False  # True if the rank was chosen for a share of the variance
 
     @classmethod
     def of_estimator(cls, estimator: Estimator[Any, Any], rank: int, **more: Any) -> Situation:
@@ -321,7 +322,7 @@ def _narrower(case: _Case) -> _Remedies:
     s = case.settings
     if not (s.has_bounds and s.is_composed and s.reads_vectors):
         return
-    others = case.doubts & {ReleaseWarning.CLAMPED, ReleaseWarning.DOMINATED}
+    others = case.doubts & {ReleaseWarning.CLAMPED, ReleaseWarning.DOMINATED, ReleaseWarning.CLIPPED}
     if not others and (s.numbers or not s.features):
         yield _change(case, "narrower bounds, if these are far wider than the records")
     if s.can_scale_by_bounds:
@@ -339,9 +340,9 @@ def _resolved(case: _Case) -> _Remedies:
 def _rank(case: _Case) -> _Remedies:
     s = case.settings
     name = "rank" if s.is_stream else "n_components"
-    if s.rank == 1:
+    if s.rank == 1 and not s.has_share:
         yield _Remedy("one component", is_given=True)
-    elif not (case.resolved and case.resolved < s.rank):
+    elif s.rank > 1 and not (case.resolved and case.resolved < s.rank):
         yield _change(case, f"a lower {name}")
     # Noise alone chooses among directions of one variance; beyond one, a lower rank is the better advice.
     if ReleaseWarning.NOT_RESOLVED in case.doubts and s.rank == 1 < s.dim:
@@ -370,10 +371,14 @@ def _centre(case: _Case) -> _Remedies:
 def _own_centre(case: _Case) -> _Remedies:
     """Yield ways to a mean without error, where it is estimated: its error hides variances."""
     s = case.settings
-    if s.centering == "auto" and s.reads_vectors:
+    if not s.reads_vectors:
+        return
+    if s.centering == "auto":
         yield from _centre(case)
-    elif s.centering == "pairs" and s.supports("auto"):
-        yield _Remedy('centering = "pairs"', is_given=True)
+    elif s.centering == "public":
+        yield _Remedy("a public centre", is_given=True)
+    elif s.supports("auto") and ReleaseWarning.MEAN_UNKNOWN not in case.doubts:
+        yield _Remedy(f'centering = "{s.centering}"', is_given=True)
 
 
 def _centering(case: _Case) -> _Remedies:
@@ -402,6 +407,12 @@ def _scale(s: Situation, of: str, owner: Feature | None = None) -> str:
     return _BY_BOUNDS if s.can_scale_by_bounds else f"a smaller scale{given} for {of}"
 
 
+def _transforms(features: Sequence[Feature]) -> _Remedies:
+    """Yield a transform that features have already, with up to three names."""
+    if names := [printable(each.name) for each in features if each.transform != "none"]:
+        yield _Remedy(f"a transform ({', '.join(names[:3])})", is_given=True)
+
+
 def _large_values(case: _Case) -> _Remedies:
     """Yield remedies for features of few large values."""
     s = case.settings
@@ -409,6 +420,7 @@ def _large_values(case: _Case) -> _Remedies:
     if not s.reads_vectors or ReleaseWarning.DOMINATED in case.doubts or (s.features and not s.numbers):
         return
     of = "features of few large values"
+    yield from _transforms(s.numbers)
     if s.can_take_logarithms:
         yield _change(case, f"the logarithm of {of}, if positive")
     if not s.has_scale:
@@ -424,6 +436,7 @@ def _one_feature(case: _Case) -> _Remedies:
     if "=" in of if owner is None else owner not in s.numbers:  # such a column has neither
         return
     is_below = case.column >= 0 and s.bounds is not None and s.bounds[0][case.column] < 0
+    yield from _transforms([owner] if owner else [])
     if not is_below and (owner is None or owner.transform == "none"):
         unless = " and not given" if owner is None else ""
         yield _change(case, f"the logarithm of {of} instead, if positive{unless}")

@@ -144,8 +144,7 @@ def unit_ball_integers(x: NDArray[np.float64], per_unit: float) -> NDArray[np.in
     """Clip any vector (d,) and round it to integers of norm at most RADIUS; zeros if not finite.
 
     ``per_unit`` are lattice units per unit of x; vectors longer than RADIUS/per_unit are clipped. The sum of
-    squares is at most RADIUS**2: it is computed in integers, and entries are moved towards 0, one unit at a
-    time, until it is.
+    squares is at most RADIUS**2: computed in integers, and entries move towards 0, unit by unit, until it is.
     """
     largest = float(np.max(np.abs(x)))
     if not (math.isfinite(largest) and largest > 0):

@@ -16,8 +16,7 @@ T = TypeVar("T")
 
 class Pool(StrEnum):
     READING = "reading"
-    """Fetching, decoding and assembly of batches ahead of the kernels; one thread, because decoding holds
-    the GIL."""
+    """Fetching, decoding and assembly of batches ahead of the kernels; one thread: decoding holds the GIL."""
     RECORDS = "records"  # kernels, and opening and closing the input: all other work on records
     COMMITS = "commits"  # exchanges with ledger, state and releases
     ELECTION = "election"  # the group protocol only, so that kernels and slow commits cannot delay it

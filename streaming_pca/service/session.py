@@ -377,8 +377,7 @@ class Session:
                 result = await self._executors.call(Pool.RECORDS, "learning", compute_batch, *how)
         except (SessionLost, DeadlineExceeded):
             # Records stored elsewhere could not be read, or the process hangs, which reveals nothing about
-            # them. The batch has no result yet: as after a crash, the next session finishes it under the same
-            # charge.
+            # them. Without a result, the next session finishes the batch under the same charge.
             raise
         except Exception:
             # The error may reveal records or unpublished noise, and a second attempt would draw new noise.

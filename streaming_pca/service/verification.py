@@ -25,9 +25,7 @@ log = logging.getLogger(__name__)
 _FIRST_SECONDS = 300.0
 """Longest time to the first verification, which should not compete with the take-over after a start."""
 _PAUSES = 9
-"""Shortest pause after a verification, as a multiple of its duration, so that verifying takes at most a
-tenth of the time.
-"""
+"""Shortest pause after a verification over its duration: verifying takes at most a tenth of the time."""
 _LONGEST_SECONDS = 3600.0  # time limit of one verification, which reads some thousands of entries a second
 _MOST_LINES = 10  # number of problems that are logged; `streaming-pca ledger verify` shows all
 

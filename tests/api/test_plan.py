@@ -23,6 +23,15 @@ def test_a_model_forecasts_its_own_fit() -> None:
     assert len(pca.plan(20, 10_000_000).batches) == 3
 
 
+def test_named_features_give_their_number() -> None:
+    bounds = {"a": (0, 1), "b": (0, 9)}
+    assert PrivatePCA(1, bounds=bounds).plan(n_samples=1000) == PrivatePCA(1, bounds=bounds).plan(2, 1000)
+    features = [{"name": "a", "categories": ["x", "y", "z"]}]
+    assert PrivatePCA(1, features=features).plan(n_samples=1000).dim == 3
+    refuses("n_features", PrivatePCA(1).plan, n_samples=1000)
+    refuses("n_samples", PrivatePCA(1, bounds=bounds).plan)
+
+
 def test_the_charge_is_that_of_the_fit() -> None:
     x = np.random.default_rng(0).standard_normal((2000, 4))
     pca = PrivatePCA(n_components=1, centering="none", options={"clip_radius": 30.0})

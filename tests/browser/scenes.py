@@ -9,7 +9,7 @@ from starlette.routing import BaseRoute, Mount
 from streaming_pca.dashboard.api.application import make_api
 from streaming_pca.dashboard.pages import page_routes
 from streaming_pca.estimators.warnings import ReleaseWarning
-from streaming_pca.privacy.ledger.entries import OffsetRange, Paused, Reserved
+from streaming_pca.privacy.ledger.entries import OffsetRange, Paused, Reserved, Retired
 from streaming_pca.privacy.parameters import Charge
 from tests.browser.serving import FEATURES
 from tests.dashboard.offline import Offline, made_offline
@@ -32,8 +32,8 @@ class Scenes:
 
     ``filling`` is healthy, and its budget is spent as planned; ``half`` has half of its cap left; ``users``
     has users as units; ``doubtful`` has all doubts; ``late`` has a full batch and no release;
-    ``paused`` is paused; ``refused`` may not charge its next batch; ``first`` has no release yet; ``single``
-    has one release, of one component.
+    ``paused`` is paused, ``over`` retired; ``refused`` may not charge its next batch; ``first`` has no
+    release yet; ``single`` has one release, of one component.
     """
 
     def __init__(self) -> None:
@@ -45,17 +45,18 @@ class Scenes:
             made_offline("half", ("2", "2e-6"), **common),
             made_offline("users", **common, **user),
             made_offline("single", **(common | {"rank": 1})),
-            *(made_offline(name, **common) for name in ("doubtful", "late", "paused", "first")),
+            *(made_offline(name, **common) for name in ("doubtful", "late", "paused", "over", "first")),
         )
         offline.publish("filling", 12)
-        for name in ("half", "late", "paused"):
+        for name in ("half", "late", "paused", "over"):
             offline.publish(name, 3)
         offline.publish("doubtful", 3, doubts=DOUBTS)
         offline.publish("users", 1, entries=False)
         offline.publish("single")
-        paused = offline.streams["paused"]
-        own = {"topic_id": paused.topic_id, "job": "paused"}
-        offline.append("paused", Paused(**own, previous=paused.head, reason="broker upgrade"))
+        for name, kind in (("paused", Paused), ("over", Retired)):
+            stream = offline.streams[name]
+            own = {"topic_id": stream.topic_id, "job": name, "previous": stream.head}
+            offline.append(name, kind(**own, reason="broker upgrade"))
         filling = offline.streams["filling"]
         offline.append(
             "filling",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -446,6 +447,18 @@ def test_labels_keep_apart_for_any_points(modules: Visit, size: tuple[int, int])
             for other in boxes[:i]:
                 assert left >= other[2] or right <= other[0] or top >= other[3] or bottom <= other[1]
             assert not any(left < p["x"] < right and top < p["y"] < bottom for p in points)
+        lines = [(p, at) for at, p in zip(places, points, strict=True) if at and at["line"]]
+        assert not any(meet(*a, *b) for a, b in itertools.combinations(lines, 2))
+
+
+def meet(*ends: dict[str, float]) -> bool:
+    """Return whether the lines between the first two and the last two ends cross."""
+    a, b, c, d = (complex(end["x"], end["y"]) for end in ends)
+
+    def side(p: complex, q: complex, r: complex) -> float:
+        return ((q - p).conjugate() * (r - p)).imag
+
+    return side(a, b, c) * side(a, b, d) < 0 and side(c, d, a) * side(c, d, b) < 0
 
 
 def test_names_stay_distinct_when_they_are_shortened(modules: Visit) -> None:

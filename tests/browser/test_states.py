@@ -24,6 +24,7 @@ LEVELS = {
     "users": "Healthy",
     "first": "Healthy",
     "single": "Healthy",
+    "over": "Retired",
     "doubtful": "Attention",
     "late": "Attention",
     "paused": "Attention",
@@ -53,6 +54,9 @@ def test_each_state_has_a_name_and_a_remedy(visit: Visit) -> None:
     assert shown == LEVELS
     assert "3 need attention" in visit.text("[data-totals]")
     assert "Watch" not in visit.text("main")
+    over = visit.text('[data-stream="over"]')
+    assert "Not needed" in over
+    assert "No process" not in over
     remedies = {"paused": "stream resume", "late": "worker's log", "refused": "does not allow its next batch"}
     for name, words in remedies.items():
         assert words in visit.text(field(name, "health.reasons"))

@@ -170,5 +170,5 @@ def test_a_mistake_is_one_line(
 def test_an_unknown_choice_is_named(command: str, capfd: Capture) -> None:
     result = call(capfd, *command.split())
     assert (result.returncode, result.stdout) == (2, "")
-    assert "'releases' is not one of" in result.stderr
+    assert ": 'releases' is not one of" in result.stderr
     assert len(result.stderr.splitlines()) == 1

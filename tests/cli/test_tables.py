@@ -147,6 +147,7 @@ def test_a_status_is_shown(capfd: Capture, width: int) -> None:
         "refused": f"asked epsilon 1 \x1b for {JOB}",
         "batches": {"committed": 10**9, "abandoned": 0, "released": 10**9},
         "records": 10**12,
+        "next_batch": 10**12,
         "lag": {"total": 10**12, "partitions": {"0": 1}, "in_transactions": 0},
         "charged": {"by_stream": pair, "by_all": pair},
         "filter": "basic",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -281,6 +282,18 @@ def test_an_empty_topic_is_waited_on(published: Published) -> None:
         published(release(1))
         item = next(found for found in items if found is not None)
     assert item == FollowedRelease(release(1), None)
+
+
+def test_a_long_wait_for_the_first_release_is_not_silent(
+    capfd: Capture, published: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_PATIENCE", 0.0)
+    monkeypatch.setattr(command, "_REPEAT", 0.1)
+    result = call(capfd, "watch", *published.arguments(), "--timeout", 1)
+    first, *later, _ = result.stderr.splitlines()
+    assert first.startswith("no release yet: ")
+    assert later
+    assert all(re.fullmatch(r"no release after \d s", line) for line in later)
 
 
 def test_after_the_timeout_without_a_release_the_status_is_1(capfd: Capture, published: Published) -> None:

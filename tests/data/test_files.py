@@ -229,6 +229,8 @@ def test_columns_that_the_stream_does_not_have_are_named(tmp_path: Path, names: 
     (tmp_path / "x.csv").write_text("id,a,b,c,d\n1,2,3,4,5\n")
     stream = StreamSettings(name="s", input="in", dim=2, rank=1, epsilon=1, delta=1e-6, feature_names=names)
     refuses(expected, arrange, chosen(tmp_path / "x.csv"), stream, error=UserError)
+    wide = stream.model_copy(update={"dim": 9, "feature_names": None})
+    refuses("add columns, or set stream.dim", arrange, chosen(tmp_path / "x.csv"), wide, error=UserError)
 
 
 def test_a_guessed_header_is_said_unless_the_stream_knows_its_names(tmp_path: Path, capfd: Any) -> None:

@@ -29,7 +29,7 @@ FAULTS = [
     ("BudgetNearlyExhausted", "", "budget"),
     ("NullRecords", "leader", "nulls"),
     ("ClippedRecords", "leader", "clipped"),
-    ("ReleaseTooOld", "", "few"),
+    ("ReleaseTooOld", "", "stuck"),
     ("LagGrowing", "", "stuck"),
     ("VerificationFailed", "", "forged"),
     ("VerificationOverdue", "", "stuck"),

@@ -166,7 +166,7 @@ class Watched:
         self.lonely = self._start("lonely", [self.streams["stuck"].settings], strike=strike)
         for fault, stream in self.streams.items():
             if fault != "nulls":
-                stream.produce_vectors(stream.vectors(BATCH + 30 * (fault == "few")))
+                stream.produce_vectors(stream.vectors(BATCH))
         self._load.start()
         seen = self.leader.log_and_stacks
         wait_for("a release of each", lambda: have_released(shared), seen=seen, pause=0.5)

@@ -350,7 +350,8 @@ def test_a_model_advises_by_its_features_and_the_rows_of_its_records() -> None:
         pytest.warns(DoubtfulResultWarning, match="dominated: feature inc") as seen,
     ):
         PrivatePCA(2, features=features, random_state=1).fit(records)
-    assert "logarithm" not in str(seen[0].message)
+    assert "- the logarithm" not in str(seen[0].message)
+    assert "already given: a transform (inc)" in str(seen[0].message)
     with replace_noise_sampler(SeededSampler(1)), pytest.warns(DoubtfulResultWarning, match="mean") as seen:
         PrivatePCA(2, random_state=1).fit(rng.standard_normal((400, 5, 4)) + 3)
     assert "pairs" not in str(seen[0].message)
@@ -479,6 +480,21 @@ def test_settings_that_help_already_are_all_named_as_given() -> None:
     assert advise([W.VARIANCE_LOST], replace(s, has_scale=False)).given == ('centering = "pairs"',)
     # Others take "pairs" by themselves.
     assert advise([W.VARIANCE_LOST], replace(s, estimator="private-oja")).given == ()
+    none = replace(s, has_scale=False, centering="none")
+    assert advise([W.VARIANCE_LOST], none).given == ('centering = "none"',)
+    assert advise([W.VARIANCE_LOST, W.MEAN_UNKNOWN], none).given == ()
+    assert advise([W.VARIANCE_LOST], replace(none, centering="public")).given == ("a public centre",)
+    # A share of the variance chose one component, not the user.
+    alone = replace(s, rank=1, has_scale=False, has_share=True)
+    assert advise([W.NOT_RESOLVED], alone).given == ()
+    assert not any("lower n_components" in line for line in advise([W.NOT_RESOLVED], alone).remedies)
+
+
+def test_narrower_bounds_are_named_once() -> None:
+    s = Situation("adaptive", "auto", True, True, 20, 2)
+    lines = advise([W.NOT_RESOLVED, W.CLIPPED], s).remedies
+    found = [line for line in lines if "narrower" in line]
+    assert found == ["narrower bounds for features of few large values, with the same scale"]
 
 
 def test_a_scale_by_named_bounds_is_given_and_one_of_features_can_be_left_out() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from streaming_pca.admin.broker_status import planned_size
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.dashboard.models import NextBatch
 from streaming_pca.dashboard.observing.health import LagWatch
 from streaming_pca.estimators.base import Estimator
-from streaming_pca.privacy.errors import CalibrationError
 from streaming_pca.privacy.ledger.ledger import JobLedger
 from streaming_pca.privacy.ledger.protocol import BatchStatus
 
@@ -23,7 +23,7 @@ class BatchFill:
     def __init__(self, stream: StreamSettings, estimator: Estimator[Any, Any]) -> None:
         self._estimator = estimator
         self._max_wait = stream.max_wait_seconds
-        self._counts: tuple[int, int] | None = None
+        self._stage: tuple[int, BatchStatus, int] | None = None
         self._planned = 0
         self._full_since: tuple[int, float] | None = None
         self.answer: NextBatch | None = None
@@ -34,12 +34,9 @@ class BatchFill:
 
         The lag counts offsets that no batch has read; it is None if no batch fills.
         """
-        counts = (job.committed, job.records_committed)
-        if job.phase is BatchStatus.RESERVED and job.reservation is not None:
-            # The worker learns from this batch while the next one fills.
-            counts = (counts[0] + 1, counts[1] + job.reservation.count)
-        if lag is not None and counts != self._counts:
-            self._counts, self._planned = counts, self._plan(*counts)
+        stage = (job.batch, job.phase, job.records_committed)
+        if lag is not None and stage != self._stage:
+            self._stage, self._planned = stage, planned_size(self._estimator, job)
         if lag is None or not self._planned:
             self.answer, self._full_since, self.full_seconds = None, None, 0.0
             return
@@ -58,11 +55,3 @@ class BatchFill:
         since = at if self._full_since is None else self._full_since[1]
         patience = 0.0 if lag >= self._planned or self._max_wait is None else self._max_wait
         self.full_seconds = max(at - since - patience, 0.0)
-
-    def _plan(self, batches: int, records: int) -> int:
-        """Return the planned size of a batch; 0 if the settings allow none."""
-        try:
-            return self._estimator.planned_records(batches, records)
-        except CalibrationError:
-            # The worker stops with this error: other streams must stay visible.
-            return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from datetime import date
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -57,6 +58,11 @@ def _pair(value: Any) -> Any:
     return value
 
 
+def _plain_time(value: Any) -> Any:
+    """Return a time as text, as which it can be written, and anything else unchanged."""
+    return value.isoformat() if isinstance(value, date) else value
+
+
 class Feature(BaseModel):
     """Field of records, and the columns that it becomes.
 
@@ -88,7 +94,7 @@ class Feature(BaseModel):
     """Public least and largest value; values are clamped to them."""
     transform: Transform = "none"
     """Function of the value, which needs bounds within its domain."""
-    missing: bool | float | str | None = None
+    missing: Annotated[bool | float | str | None, BeforeValidator(_plain_time)] = None
     """Public stand-in for a field that is absent or null, `"other"` for a category outside the vocabulary;
     if not set, a record that lacks the field is null."""
     categories: Annotated[
@@ -135,18 +141,12 @@ class Feature(BaseModel):
         kinds = [name for name in ("categories", "parts", "size") if getattr(self, name) is not None]
         if len(kinds) > 1:
             raise ValueError(f"{kinds[0]} and {kinds[1]} do not go together")
-        for name, of in (
-            ("other", "categories"),
-            ("unit", "parts"),
-            ("bounds", "number"),
-            ("transform", "number"),
-            ("parse", "number"),
-        ):
+        numbers = dict.fromkeys(("bounds", "transform", "parse"), "number")
+        for name, of in ({"other": "categories", "unit": "parts"} | numbers).items():
             is_set = getattr(self, name) != type(self).model_fields[name].default
             fits = self.kind in ("number", "list") if of == "number" else getattr(self, of) is not None
             if is_set and not fits:
-                needs = "is of numbers" if of == "number" else f"needs {of}"
-                raise ValueError(f"{name} {needs}")
+                raise ValueError(f"{name} {'is of numbers' if of == 'number' else f'needs {of}'}")
         for name in ("categories", "parts"):
             listed = getattr(self, name)
             if listed is not None and (not listed or len(set(listed)) < len(listed)):

@@ -42,8 +42,7 @@ class RegisteredRecords:
     """Decoder of records in Confluent's wire format, by all versions of a schema.
 
     An id is looked up among the given ones only: a request because of a record would reveal it. Payloads
-    without an id, or with another one, are null records. Nothing is guessed, so that a record means what its
-    producer wrote.
+    without an id, or with another one, are null records. Nothing about a record is guessed.
 
     ``absent`` has the places without a value in any version, ``lacking`` those in a version that lacks some,
     by id; ``unreadable`` why the records of a version are null, by id.

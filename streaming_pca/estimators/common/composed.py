@@ -237,8 +237,7 @@ class ComposedEstimator(Estimator[S, O]):
 
         A batch takes its sums about the last batch's mean; a shift carries them to the anchor. The covariance
         about the mean is their average less the outer product of the mean's offset from the anchor, however
-        the mean has moved, if it has the weights of the sums. So a later measurement is averaged once these
-        are known.
+        the mean has moved, if it has their weights. So a later measurement is averaged once these are known.
         """
         start = mean_start(self.preprocessing)
         low, high = self.norm_range

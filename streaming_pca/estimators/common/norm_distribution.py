@@ -249,8 +249,7 @@ class NormCounts:
     def tail(self, radii: Vector, excess: Vector, present: float) -> Tail:
         """Estimate the excess at some radii, and its error, from the counts: post-processing.
 
-        ``excess`` is :meth:`NormDistribution.excess` at the radii, ``present`` the share of records that
-        are not null.
+        ``excess`` is :meth:`NormDistribution.excess` at the radii, ``present`` the non-null share.
         """
         excess = excess / present
         records = self.records * present

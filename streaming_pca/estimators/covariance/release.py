@@ -325,11 +325,9 @@ def clip_angle(
     """Estimate the largest turn of the k leading directions that clips may have caused.
 
     ``values`` and ``vectors`` (columns) are the released moment's, decreasing; ``present`` is the share of
-    the records that are not null. The part cut off from matrices has no sign: it may lower the leading
-    directions, too.
+    the records that are not null. The part cut off from matrices may lower leading directions, too.
 
-    Returns radians; pi/2 where noise hides it, also in the counts; 0 where nothing was counted, as with a
-    public radius.
+    Returns radians; pi/2 where noise hides it, also in the counts; 0 without counts, as of a public radius.
     """
     if k == len(values) or not estimate.sizes.records:
         return 0.0

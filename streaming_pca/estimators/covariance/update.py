@@ -101,8 +101,7 @@ class CovarianceUpdate:
 
     ``multiplier`` is the noise multiplier of a whole batch, ``norm_range`` the public range of the records'
     norms, and ``shift`` leads from the centre of all sums to this batch's centre. ``weighted`` allows weights
-    of directions. ``present`` is the share of the batch's records that are not null: sums count as means over
-    these.
+    of directions. ``present`` is the share of the records that are not null: sums count as means over these.
     """
 
     def __init__(

@@ -42,8 +42,7 @@ def planned_batches(
 
     By default they are an endless stream's: 4,096 records, growing by 1.6 up to 131,072, and at least as many
     as the noise ``multiplier`` of a batch needs. The last one is shorter, as if it closed at
-    ``max_wait_seconds``, unless ``only_full``; records that are too few for that are left out. ParameterError
-    if no batch closes.
+    ``max_wait_seconds``, unless ``only_full``; too few records are left out. ParameterError if none closes.
     """
     if not 1 <= records <= MOST_RECORDS:
         raise ParameterError(f"records must lie between 1 and {MOST_RECORDS}, not {records}")
@@ -285,9 +284,8 @@ def _warnings(f: Forecast) -> tuple[str, ...]:
         helps = ["more records", "a larger epsilon"]
         helps += ["fewer batches"] if len(f.batches) > 1 else []
         helps += ["fewer components"] if f.rank > 1 else []
-        found.append(
-            f"the noise hides any subspace of dimension {f.rank}: take {', '.join(helps[:-1])} or {helps[-1]}"
-        )
+        least = f"{math.degrees(f.angle_at(1 / f.rank)):.0f} degrees, even if it has all the variance"
+        found.append(f"the noise turns the subspace by {least}: take {', '.join(helps[:-1])} or {helps[-1]}")
     return tuple(found)
 
 

@@ -138,8 +138,7 @@ def oja_step(basis: Floats, gradient: Floats, rate: float) -> tuple[Floats, Floa
     """Make a step of Oja's rule.
 
     ``basis`` is Q, (d, k) with orthonormal columns; ``gradient`` is an estimate of A Q, projected on the
-    space S_Q of Y with symmetric Q^T Y. Returns the next basis (d, k), and the Rayleigh quotients (k, k) that
-    the gradient gives it.
+    space S_Q of Y with symmetric Q^T Y. Returns the next basis (d, k), and the gradient's Rayleigh quotients.
     """
     new = orthonormalise(basis + rate * gradient)
     inner = new.T @ basis @ (basis.T @ gradient) @ (basis.T @ new)

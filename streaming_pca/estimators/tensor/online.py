@@ -57,8 +57,7 @@ class OnlineTensorPower(Estimator[OnlineTensorState, OnlineTensorOptions]):
 
     Privacy
     -------
-    None, as of :class:`~streaming_pca.estimators.oja.oja.OjaPCA`: a batch costs each of its
-    records infinity.
+    None, as of :class:`~streaming_pca.estimators.oja.oja.OjaPCA`: each record costs infinity.
     """
 
     info = EstimatorInfo(

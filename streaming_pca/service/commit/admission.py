@@ -237,8 +237,7 @@ class StandbyCheck:
     """Repeated comparison of a stream's settings with its ledger and state, until they agree.
 
     It reads only committed entries, and does not wait for open transactions. A stream's first reservation
-    binds all later ones to its contract, and states keep their shapes, so settings that agree once agree
-    permanently.
+    binds all later ones to its contract, and states keep their shapes: agreement once is permanent.
     """
 
     def __init__(self, kafka: KafkaSettings, stream: StreamSettings) -> None:

@@ -90,8 +90,7 @@ class LogReader:
     def read_to(self, end: int, patience_seconds: float) -> Iterator[Any]:
         """Yield the committed messages before offset ``end``.
 
-        Waits for open transactions before ``end``. Raises SessionLost after ``patience_seconds`` without
-        progress.
+        Waits for open transactions. Raises SessionLost after ``patience_seconds`` without progress.
         """
         seen, deadline, report = -1, 0.0, _report.get()
         while (position := self.position) < end:

@@ -56,8 +56,7 @@ def recover(job: JobLedger, batch: int, digest: str, positions: dict[int, int]) 
             f"the state of batch {batch} differs from the one committed: "
             "restore their newest backups, or start the stream under a new name"
         )
-    # The ledger is ahead of the state by abandoned batches: their records are spent, and later batches must
-    # not contain them.
+    # The ledger is ahead of the state by abandoned batches, whose records later batches must not contain.
     ahead = {p: max(positions.get(p, 0), job.ends.get(p, 0)) for p in positions | job.ends}
     actions = {BatchStatus.COMMITTED: Action.PUBLISH, BatchStatus.RESERVED: Action.RESUME}
     return Recovery(actions.get(job.phase, Action.PLAN), ahead)

@@ -166,8 +166,7 @@ _AT_ONCE = 2000  # records created from a block at a time
 _MOST_MADE = 2**26
 """Most bytes of rows decoded from one poll's JSON objects before a batch needs them.
 
-An object of twenty bytes can become a row of thousands of columns, so objects beyond this limit wait
-undecoded.
+An object of twenty bytes can become thousands of columns, so objects beyond this limit wait undecoded.
 """
 
 

@@ -61,8 +61,7 @@ def build_codec(
     """Return the decoder of a stream's messages.
 
     ``user_key``: key of the users' hashes, if users are the unit of privacy. ``schemas``: a registry's, by
-    id. Raises ConfigurationError if the format's library is missing, or no schema has a value for some
-    feature.
+    id. Raises ConfigurationError if the format's library is missing, or no schema has some feature.
     """
     try:
         if schemas is None or stream.features is None:
@@ -91,8 +90,7 @@ class Source:
     """Source of one input topic's batches; only :meth:`stop` is thread-safe.
 
     - ``reader``: has no partitions yet; this source closes it.
-    - ``positions``: starting offsets. A partition without a position, which the job never reserved, starts at
-      its first record.
+    - ``positions``: starting offsets. A partition without one, never reserved, starts at its first record.
     - ``epochs``: epoch of the last record before a position, if known: reading stops if it is lost.
     - ``feed``: the session's feed, which outlives this source.
     - ``ahead``: share of a batch of the last plan's size that :meth:`read_ahead` reads.

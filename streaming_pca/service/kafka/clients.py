@@ -146,8 +146,7 @@ def _consumer(
 def _common_options(settings: KafkaSettings) -> dict[str, Any]:
     common: dict[str, Any] = {
         "request_timeout_ms": settings.request_timeout_ms,
-        # The client's default is 30 s: a lead would be lost although the broker is back or the password has
-        # been changed.
+        # The client's default is 30 s: a lead would be lost although the broker or its password is back.
         "reconnect_backoff_max_ms": settings.session_timeout_ms // 3,
         "metrics_enabled": False,
         "allow_auto_create_topics": False,

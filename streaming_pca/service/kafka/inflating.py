@@ -206,8 +206,7 @@ class _Records:
     def __iter__(self) -> Iterator[tuple[bytes | bytearray, int, int]]:
         """Yield bytes of whole records, their number, and the bytes inflated for them.
 
-        An item without records is a pause. The iteration ends with the last record, or when the next one
-        cannot be found.
+        An item without records is a pause. It ends with the last record, or where the next cannot be found.
         """
         while self._left:
             yield from self._fill(_PIECE_BYTES)

@@ -54,8 +54,7 @@ async def _connect(
 ) -> socket.socket:
     """Connect a socket, and close it on failure.
 
-    kafka-python leaves the socket to the garbage collector, and a process whose broker is unavailable opens
-    several a second.
+    kafka-python leaves it to the garbage collector; a process without its broker opens several a second.
     """
     family, kind, protocol, _, place = address
     made: socket.socket = self.socket(family, kind, protocol)
@@ -123,8 +122,7 @@ class KeySelector(selectors.DefaultSelector):
 def _make_transport(self: Any, net: Any, sock: socket.socket, **configs: Any) -> None:
     """Make a TLS transport; raise KafkaConnectionError for unusable files.
 
-    kafka-python passes the file's own error to a waiting request, which does not expect it, and keeps the
-    socket open.
+    kafka-python passes the file's own error to a request that does not expect it, and keeps the socket.
     """
     try:
         ORIGINALS[_make_transport](self, net, sock, **configs)
@@ -347,8 +345,7 @@ class RecordReader(Fetcher.PartitionRecords):  # type: ignore[misc]
     """Reader of one partition's records in one response, replacing `Fetcher.PartitionRecords`.
 
     kafka-python trusts the offset in a record, raises from `poll`, at every attempt, for a record that it
-    cannot read, and inflates batches as a whole. ``most_bytes`` is the longest record that is kept from a
-    compressed batch.
+    cannot read, and inflates whole batches. ``most_bytes``: longest record kept from a compressed batch.
     """
 
     shares_bytes = False  # True if batches are views of the response
@@ -385,9 +382,8 @@ class RecordReader(Fetcher.PartitionRecords):  # type: ignore[misc]
     def _unpack_records(self, tp: Any, records: Any, *deserializers: Any) -> Iterator[Any]:
         """Yield the records of all batches that were not aborted.
 
-        A None between records is a place where a poll may end. Keeps the contract of the overridden method:
-        after each record, and at the end after the last batch, `next_fetch_offset` is the offset to
-        continue from.
+        A None between records is a place where a poll may end. As in the overridden method,
+        `next_fetch_offset` is the offset to continue from after each record, and after the last batch.
         """
         stop = None
         if self.isolation_level:

@@ -1,7 +1,6 @@
 """Record batches whose records one compiled pass locates, without creating objects.
 
-The parser of :mod:`~streaming_pca.service.kafka.record_batches` is the reference: a block has the same
-records.
+The parser of :mod:`~streaming_pca.service.kafka.record_batches` is the reference, with the same records.
 """
 
 from __future__ import annotations

@@ -103,6 +103,12 @@ def test_a_stand_in_takes_the_place_of_nothing_but_a_missing_value() -> None:
     np.testing.assert_array_equal(columns(feature, None, 3, "x"), expected)
 
 
+@pytest.mark.parametrize("time", [date(2026, 1, 1), datetime(2026, 1, 1, 5), pd.Timestamp("2026-01-01T05")])
+def test_a_time_is_a_stand_in_by_its_text(time: Any) -> None:
+    feature = Feature(name="t", parts=("hour",), missing=time)
+    assert feature == Feature(name="t", parts=("hour",), missing=time.isoformat())
+
+
 CATEGORIES = Feature(name="c", categories=("DE", "7", "true"), missing="DE")
 
 

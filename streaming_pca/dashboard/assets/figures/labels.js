@@ -22,9 +22,14 @@ function crosses(box, p, q) {
   return low < high;
 }
 
+const side = (p, q, r) => Math.sign((q.x - p.x) * (r.y - p.y) - (q.y - p.y) * (r.x - p.x));
+
+/** Return whether two lines cross within both. */
+const meet = ([a, b], [c, d]) => side(a, b, c) * side(a, b, d) < 0 && side(c, d, a) * side(c, d, b) < 0;
+
 /**
  * Place labels next to their points, in the given order, so that no label covers a label, a point, a line or
- * an arrow, or leaves the area.
+ * an arrow, or leaves the area, and no lines to labels cross.
  *
  * ``points``: x, y, and width and height of the label; ``arrows``: pairs of ends. Returns for each point the
  * centre of its label and whether a line must lead to it, or null if no place is left.
@@ -32,12 +37,13 @@ function crosses(box, p, q) {
 export function placeLabels(points, { width, height }, arrows = []) {
   const dots = points.map(({ x, y }) => ({ x: x - 3, y: y - 3, w: 6, h: 6 }));
   const boxes = [];
-  const lines = [...arrows];
+  const lines = [];
   const free = (box, line) =>
     box.x >= 0 && box.y >= 0 && box.x + box.w <= width && box.y + box.h <= height
     && !boxes.some((other) => overlap(box, other) || (line && crosses(other, ...line)))
     && !dots.some((dot) => overlap(box, dot))
-    && !lines.some((other) => crosses(box, ...other));
+    && ![...arrows, ...lines].some((other) => crosses(box, ...other))
+    && !(line && lines.some((other) => meet(line, other)));
 
   return points.map((point) => {
     const outward = Math.atan2(point.y - height / 2, point.x - width / 2);

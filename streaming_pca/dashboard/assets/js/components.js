@@ -14,10 +14,14 @@ const marked = (text) => text.split("`").map((part, i) => (i % 2 ? h("code", {},
 export const reasons = (lines, attributes) =>
   h("ul", { class: "reasons", ...attributes }, lines.map((line) => h("li", {}, marked(line))));
 
-/** Health as a word with a shape. */
-export function health(value) {
-  const level = value?.level in LEVELS ? value.level : "unknown";
-  return field("health.level", level, [h("i", { class: "shape", "aria-hidden": "true" }), LEVELS[level]], { class: `health ${level}` });
+/** State of a stream in a word: its health, or that it has ended well. */
+export const state = ({ standing, health: { level } }) =>
+  (standing === "retired" && level === "ok" ? "Retired" : LEVELS[level] ?? LEVELS.unknown);
+
+/** State of a stream as a word with a shape. */
+export function health(stream) {
+  const level = stream.health.level in LEVELS ? stream.health.level : "unknown";
+  return field("health.level", level, [h("i", { class: "shape", "aria-hidden": "true" }), state(stream)], { class: `health ${level}` });
 }
 
 /** Time as a distance from now, with the exact time as its title. */
@@ -114,7 +118,8 @@ export function angleCell(last) {
   ];
 }
 
-export function leaderCell(leader) {
+export function leaderCell({ leader, standing }) {
+  if (standing === "retired" && !leader?.present) return h("span", { class: "faint" }, "Not needed");
   if (!leader) return h("span", { class: "faint" }, "Unknown");
   const standby = leader.candidates - (leader.present ? 1 : 0);
   return [

@@ -16,7 +16,7 @@ const KNOBS = [
   { name: "epsilon", title: "ε", spoken: "Epsilon", min: 0, above: true, max: 1000, from: 0.01, to: 100, usual: 1, hint: "Smaller is more private" },
   { name: "delta", title: "δ", spoken: "Delta", min: 0, above: true, max: 1, from: 1e-12, to: 0.01, steps: FIFTHS, usual: 1e-6, hint: "Below 1 over the number of records" },
   { name: "gap", title: "Gap", min: 0, above: true, max: 1, from: 1e-4, usual: 0.1, optional: true, blank: "none", hint: "Between eigenvalues k and k + 1, as a share of the total variance; may be empty" },
-  { name: "tail", title: "Tail", min: 0.001, max: 1e6, from: 1, to: 1000, usual: 1, hint: "Clip radius over the mean of |x|²: 1 for records of one size, 2 to 5 for heavy tails" },
+  { name: "tail", title: "Tail", min: 0.001, max: 1e6, from: 1, to: 1000, usual: 1, hint: "Clip radius of |x|² over its mean: 1 for records of one size, 2 to 5 for heavy tails" },
   { name: "batches", title: "Batches", whole: true, min: 1, max: 10000, usual: null, optional: true, blank: "growing", hint: "Equal ones; empty: growing ones, as the estimator takes them" },
   { name: "contributions", title: "Batches of one user", whole: true, min: 1, max: 10000, to: 1000, usual: 1, hint: "1 where a record is the unit of privacy" },
 ];

@@ -42,7 +42,7 @@ export function open(main, name) {
   function paint(detail, unread) {
     const release = detail.last_release;
     show(top,
-      h("div", { class: "title" }, h("h1", {}, detail.name), h("div", {}, components.health(detail.health)),
+      h("div", { class: "title" }, h("h1", {}, detail.name), h("div", {}, components.health(detail)),
         h("p", { class: "lead" }, `Estimator ${detail.estimator}; ${many(detail.rank, "component")} of ${many(detail.dim, "feature")}; reads `,
           components.link(ROOT, components.ledgerPath(detail.input), detail.input), detail.standing ? "; " : "", detail.standing ? field("standing", detail.standing, detail.standing) : "", ".")),
       causes(detail));
@@ -94,7 +94,7 @@ function headline(detail, release, unread) {
       isNumber(bound) ? "with probability 0.95" : null],
     ["Batches", batches ? field("batches.committed", batches.committed, count(batches.committed)) : NONE,
       batches ? [field("batches.released", batches.released, count(batches.released)), " released", batches.abandoned ? [", ", field("batches.abandoned", batches.abandoned, count(batches.abandoned)), " abandoned"] : ""] : null],
-    ["Leader", components.leaderCell(detail.leader)],
+    ["Leader", components.leaderCell(detail)],
     detail.unreadable ? ["Not releases", field("unreadable", detail.unreadable, count(detail.unreadable)), "messages"] : null,
   ], { class: "facts now" });
 }

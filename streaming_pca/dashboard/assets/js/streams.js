@@ -81,14 +81,14 @@ export function open(main) {
   const unread = (s) => components.unread(s, state.data.connection);
   const columns = () => [
     { title: "Stream", head: head("name", "Stream"), cell: nameCell },
-    { title: "Health", head: head("health", "Health"), whole: true, cell: (s) => [components.health(s.health), s.health.reasons.length ? components.reasons(s.health.reasons, { "data-field": "health.reasons" }) : null] },
+    { title: "Health", head: head("health", "Health"), whole: true, cell: (s) => [components.health(s), s.health.reasons.length ? components.reasons(s.health.reasons, { "data-field": "health.reasons" }) : null] },
     { title: "Records", head: head("records", "Records"), number: true, cell: (s) => components.recordsCell("records", s.records, s.privacy_unit) },
     { title: "Next batch", head: head("lag", "Next batch"), number: true, cell: nextCell },
     { title: "Last release", head: head("release", "Last release"), number: true, cell: (s) => releaseCell(s, unread(s)) },
     { title: "Explained", head: head("share", "Explained"), number: true, cell: (s) => (s.last_release ? components.shareCell(s.last_release.explained_share) : NONE) },
     { title: "Angle to the previous release", head: head("angle", "Angle"), number: true, cell: (s) => components.angleCell(s.last_release) },
     { title: "Budget", head: head("budget", "Budget"), whole: true, cell: (s) => components.budgetCell(s.budget, s.privacy_unit, unread(s)) },
-    { title: "Leader", cell: (s) => components.leaderCell(s.leader) },
+    { title: "Leader", cell: (s) => components.leaderCell(s) },
   ];
 
   function paint() {
@@ -96,7 +96,7 @@ export function open(main) {
     const { streams, connection } = state.data;
     const words = state.filter.trim().toLowerCase();
     const wanted = sorted(streams, state.order).filter((s) =>
-      [s.name, s.input, s.estimator, s.health.level, components.LEVELS[s.health.level] ?? ""].some((text) => text.toLowerCase().includes(words)));
+      [s.name, s.input, s.estimator, s.health.level, components.state(s)].some((text) => text.toLowerCase().includes(words)));
     const bad = streams.filter((s) => s.health.level === "problem").length;
     const watch = streams.filter((s) => s.health.level === "warning").length;
     const unknown = streams.filter((s) => s.health.level === "unknown").length;
