@@ -282,7 +282,7 @@ def test_the_command_shows_each_stream_or_one(written: Written, capfd: Capture) 
         "records": "5",
         "last release": "batch 1, 2026-01-01T00:00:00.000+00:00",
         "explained": "2.5",
-        "next batch": f"5 of {round(1.6 * 4096)} offsets",
+        "next batch": "5 of 6552 offsets",
         "lag": f"5 offsets in 2 partitions of {written.name}-in",
         "charged": "epsilon 1, delta 1e-06 a record at most",
         "left": "epsilon 2, delta 9e-06 of epsilon 3, delta 1e-05 (basic) for the most charged record, "

@@ -119,7 +119,7 @@ export function angleCell(last) {
 }
 
 export function leaderCell({ leader, standing }) {
-  if (standing === "retired" && !leader?.present) return h("span", { class: "faint" }, "Not needed");
+  if (standing === "retired") return h("span", { class: "faint" }, "Not needed");
   if (!leader) return h("span", { class: "faint" }, "Unknown");
   const standby = leader.candidates - (leader.present ? 1 : 0);
   return [
