@@ -68,6 +68,8 @@ _TO_LOOK_AT = "to look at"
 """Property of a test that has written a file or a folder for people to look at."""
 _skipped: Counter[tuple[str, str]] = Counter()
 _to_look_at: list[str] = []
+_shared: list[KafkaServer] = []
+"""The run's broker, in the process that has started it."""
 
 
 SHORT_LIVED = ("-XX:TieredStopAtLevel=1",)
@@ -205,7 +207,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         # It far outlives other nodes, so its best compiler pays.
         options = archive_options(*found, ())
         server = config.stash[_SERVER] = ExitStack()
-        config.stash[_ADDRESS] = server.enter_context(KafkaServer(*found, options=options)).bootstrap
+        _shared.append(server.enter_context(KafkaServer(*found, options=options)))
+        config.stash[_ADDRESS] = _shared[0].bootstrap
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -389,6 +392,10 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
             _skipped[tuple(value)] += 1
         elif name == _TO_LOOK_AT and report.when == "call":
             _to_look_at.append(str(value))
+    if report.failed and _shared and (pid := _shared[0].nodes[1].pid) is not None:
+        # Java writes the stacks of its threads into its log: they show why a broker did not answer.
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGQUIT)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -396,6 +403,11 @@ def pytest_sessionfinish(session: pytest.Session) -> Any:
     # Outermost, because pytest prints its totals after `pytest_terminal_summary`: this comes last.
     result = yield
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if session.testsfailed and _shared:
+        kept = session.config.rootpath / "build" / "kafka.log"
+        kept.parent.mkdir(exist_ok=True)
+        shutil.copy(_shared[0].directory / "1" / "server.log", kept)
+        _to_look_at.append(f"{kept}, the broker's")
     if reporter is not None:
         for path in _to_look_at:
             reporter.write_line(f"to look at: {path}")
