@@ -303,6 +303,7 @@ def _given_bounds(s: Situation) -> _Remedies:
     given = ["public bounds"] * bool(is_bounded) + ["a scale"] * s.gave_scale
     if given:
         yield _Remedy(" and ".join(given), is_given=True)
+    yield from _transforms(s.numbers)
 
 
 def _bounds(case: _Case) -> _Remedies:
@@ -410,7 +411,7 @@ def _scale(s: Situation, of: str, owner: Feature | None = None) -> str:
 def _transforms(features: Sequence[Feature]) -> _Remedies:
     """Yield a transform that features have already, with up to three names."""
     if names := [printable(each.name) for each in features if each.transform != "none"]:
-        yield _Remedy(f"a transform ({', '.join(names[:3])})", is_given=True)
+        yield _Remedy(f"a transform ({', '.join(names[:3])}{', ...' * (len(names) > 3)})", is_given=True)
 
 
 def _large_values(case: _Case) -> _Remedies:
@@ -420,7 +421,6 @@ def _large_values(case: _Case) -> _Remedies:
     if not s.reads_vectors or ReleaseWarning.DOMINATED in case.doubts or (s.features and not s.numbers):
         return
     of = "features of few large values"
-    yield from _transforms(s.numbers)
     if s.can_take_logarithms:
         yield _change(case, f"the logarithm of {of}, if positive")
     if not s.has_scale:

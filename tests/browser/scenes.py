@@ -48,8 +48,9 @@ class Scenes:
             *(made_offline(name, **common) for name in ("doubtful", "late", "paused", "over", "first")),
         )
         offline.publish("filling", 12)
-        for name in ("half", "late", "paused", "over"):
+        for name in ("half", "late", "paused"):
             offline.publish(name, 3)
+        offline.publish("over", 2)
         offline.publish("doubtful", 3, doubts=DOUBTS)
         offline.publish("users", 1, entries=False)
         offline.publish("single")

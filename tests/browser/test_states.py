@@ -80,6 +80,19 @@ def test_doubts_and_what_helps_are_complete_once_they_are_opened(visit: Visit) -
         assert items.all_inner_texts() == lines
 
 
+@pytest.mark.parametrize("stream", ["first", "single", "over", "half"])
+def test_a_young_stream_has_all_its_figures(visit: Visit, stream: str) -> None:
+    """It has no release, one, two or three: two of them have one angle, a line of one point."""
+    visit.go(f"/streams/{stream}")
+    visit.wait_attached('main[aria-busy="false"]')
+    figures = visit.page.locator("figure[data-plot]:visible")
+    assert figures.count()
+    for i in range(figures.count()):
+        figures.nth(i).scroll_into_view_if_needed()
+        visit.wait_attached(f"figure[data-plot][data-state]:visible >> nth={i}")
+    assert visit.page.locator("[data-state=failed]").count() == 0
+
+
 def test_a_batch_that_fills_shows_its_records_and_when_it_may_be_full(visit: Visit) -> None:
     minutes = round((PLANNED - WAITING) / PER_SECOND / 60)
     for path in ("/", "/streams/first"):

@@ -490,6 +490,13 @@ def test_settings_that_help_already_are_all_named_as_given() -> None:
     assert not any("lower n_components" in line for line in advise([W.NOT_RESOLVED], alone).remedies)
 
 
+def test_transforms_are_given_for_any_doubt_about_noise() -> None:
+    features = tuple(Feature(name=n, bounds=(0, 9), transform="log1p") for n in "abcd")
+    s = Situation("adaptive", "auto", True, True, 4, 2, features=features)
+    for doubt in (W.NOT_RESOLVED, W.CLIPPED, W.VARIANCE_LOST):
+        assert "a transform (a, b, c, ...)" in advise([doubt], s).given
+
+
 def test_narrower_bounds_are_named_once() -> None:
     s = Situation("adaptive", "auto", True, True, 20, 2)
     lines = advise([W.NOT_RESOLVED, W.CLIPPED], s).remedies

@@ -13,7 +13,7 @@ const FEW = 60;
 const col = (title, cell, numeric = true) => ({ title, cell, number: numeric });
 export const moments = (texts) => (texts ?? []).map((text) => Date.parse(text));
 const alpha = (hex, opacity) => `rgba(${[1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16)).join(",")},${opacity})`;
-const line = (color, more) => ({ type: "scatter", mode: "lines", line: { color, width: 2, ...more } });
+const line = (color, more) => ({ type: "scatter", mode: "lines", line: { color, width: 2, ...more }, marker: { color, symbol: "circle" } });
 
 /** Area around a line. */
 function area(x, low, high, color) {
