@@ -51,6 +51,7 @@ class Projection:
 
     def transform(self, rows: Rows) -> Rows:
         """Project rows (..., d) to (..., k), in their precision: clamp, centre, scale, project."""
+        rows = _floats(rows)
         values = rows.astype(np.float64)
         if self.bounds is not None:
             lower, upper = self.bounds
@@ -62,9 +63,18 @@ class Projection:
 
     def inverse_transform(self, coordinates: Rows) -> Rows:
         """Return the rows (..., d) with these coordinates (..., k), in units of the features."""
+        coordinates = _floats(coordinates)
         with np.errstate(over="ignore", invalid="ignore"):
             values = coordinates.astype(np.float64) @ self.components / np.asarray(self.scale)
             return np.asarray((values + np.asarray(self.centre)).astype(coordinates.dtype, copy=False))
+
+
+def _floats(X: Any) -> Rows:
+    """Return numbers as floats, since whole ones would cut off digits; float32 stays float32."""
+    refuse_masks_and_units(X)
+    array = as_array(X, "X")
+    refuse_other_types(array.dtype, "fiub", X, "X")
+    return array if array.dtype == np.float32 else array.astype(np.float64, copy=False)
 
 
 def checked_rows(X: Any, width: int, columns: str) -> Rows:
@@ -72,11 +82,7 @@ def checked_rows(X: Any, width: int, columns: str) -> Rows:
 
     ValueError with one line that names the fault, where ``columns`` is the name of the columns.
     """
-    refuse_masks_and_units(X)
-    array = as_array(X, "X")
-    refuse_other_types(array.dtype, "fiub", X, "X")
-    if array.dtype != np.float32:
-        array = array.astype(np.float64, copy=False)
+    array = _floats(X)
     if array.ndim not in (2, 3):
         raise ValueError(f"X must be rows (m, {width}) or (m, r, {width}), not of shape {array.shape}")
     if array.shape[-1] != width:

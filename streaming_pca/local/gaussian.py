@@ -107,8 +107,7 @@ class LocalGaussian:
         ----------
         x : (d,) numbers, d at most :data:`MAX_DIM`
             A record longer than the radius is clipped. If a number is missing, masked or not finite, the
-            report is of the zero vector, as for a null record. The choice to make a report must not depend
-            on x.
+            report is of the zero vector, as for a null record. The choice to report must not depend on x.
 
         Returns
         -------

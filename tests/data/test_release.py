@@ -566,3 +566,17 @@ def test_a_batch_that_was_answered_tells_its_noisy_counts_where_they_are_paid_fo
     assert (release.batch_records, release.null_records) == (400, 120)  # at epsilon 200 there is hardly noise
     assert estimator.diagnostics is not None
     assert release.null_records_error == estimator.diagnostics.standard_error
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int8, np.bool_])
+def test_a_projection_keeps_the_digits_of_whole_numbers(kind: type[Any]) -> None:
+    """Coordinates had the rows' type: integers lost all digits after the point, and True was one."""
+    release = read()
+    projection, rows = release.projection(), np.array([[1, 0], [1, 1]], kind)
+    coordinates = projection.transform(rows)
+    np.testing.assert_array_equal(coordinates, release.transform(rows.astype(np.float64)))
+    assert np.any(coordinates != np.round(coordinates))
+    whole = np.array([[1]], kind)
+    np.testing.assert_array_equal(projection.inverse_transform(whole), release.inverse_transform([[1.0]]))
+    refuses("must hold numbers", projection.transform, rows.astype(str))
+    refuses("must hold numbers", projection.transform, rows.astype(np.complex128))

@@ -213,8 +213,7 @@ def _protobuf_fields(
 def features_toml(suggestions: Sequence[Suggestion]) -> str:
     """Return the features as TOML, with a comment wherever a person has to decide.
 
-    Empty lists are placeholders for numbers and words that only a person knows: settings with them
-    are refused.
+    Empty lists, which settings refuse, are placeholders for what only a person knows.
     """
     return "\n".join(_table(each) for each in suggestions)
 

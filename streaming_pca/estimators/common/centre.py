@@ -113,8 +113,7 @@ def refine(
 
     Records are clipped about ``centre``: near the mean, as clips pull towards it. ``radii``: public range of
     the radius of |S (x - c)|, S the scale. ``share``: share of the mean; its radius costs a further
-    :func:`radius_share`. ``present``: share of the records that are not null, an earlier answer; a null
-    record adds 0.
+    :func:`radius_share`. ``present``: share of the records that are not null, an earlier answer.
 
     Adjacency: replace-one. Released: a quantile's noisy counts
     (:func:`~streaming_pca.estimators.common.norm_distribution.private_quantile_radius`) and the sum

@@ -10,8 +10,7 @@ the sensitivity of one message, the bound is, for every share g in (0, 1),
     T = g H(-ln g, b/sigma),  H(a, mu) = Phi(mu/2 - a/mu) - e^a Phi(-mu/2 - a/mu),
     Y = e^(hZ - h^2/2) - e^epsilon e^(-hZ - h^2/2),  h = b/sigma,
 
-with independent B ~ Bernoulli(g) and Z ~ N(0, 1). More messages than m keep the guarantee. Null records send
-noise about 0.
+with independent B ~ Bernoulli(g), Z ~ N(0, 1). More messages than m keep the guarantee. Null records: noise.
 
 Proof, and the errors of its evaluation in floats: docs/explanation/proofs/noise.md.
 """
@@ -241,8 +240,7 @@ def shuffled_sigma(
     """Return the noise scale, in lattice units, of Gaussian messages in a secret order.
 
     The order has at least ``messages`` records. ``sensitivity`` is 2 b, in lattice units: the largest L2
-    distance of two contributions. ``multiplier`` is noise over sensitivity other than the smallest; it is
-    checked.
+    distance of two contributions. ``multiplier``: noise over sensitivity other than the smallest; checked.
 
     Raises CalibrationError if the given multiplier is not proved to be enough, or no scale is.
     """

@@ -24,12 +24,14 @@ function crosses(box, p, q) {
 
 const side = (p, q, r) => Math.sign((q.x - p.x) * (r.y - p.y) - (q.y - p.y) * (r.x - p.x));
 
+const around = (box, p) => box.x <= p.x && p.x <= box.x + box.w && box.y <= p.y && p.y <= box.y + box.h;
+
 /** Return whether two lines cross within both. */
 const meet = ([a, b], [c, d]) => side(a, b, c) * side(a, b, d) < 0 && side(c, d, a) * side(c, d, b) < 0;
 
 /**
  * Place labels next to their points, in the given order, so that no label covers a label, a point, a line or
- * an arrow, or leaves the area, and no lines to labels cross.
+ * an arrow, or leaves the area, and no line to a label crosses another or a point far from its own.
  *
  * ``points``: x, y, and width and height of the label; ``arrows``: pairs of ends. Returns for each point the
  * centre of its label and whether a line must lead to it, or null if no place is left.
@@ -43,7 +45,7 @@ export function placeLabels(points, { width, height }, arrows = []) {
     && !boxes.some((other) => overlap(box, other) || (line && crosses(other, ...line)))
     && !dots.some((dot) => overlap(box, dot))
     && ![...arrows, ...lines].some((other) => crosses(box, ...other))
-    && !(line && lines.some((other) => meet(line, other)));
+    && !(line && (lines.some((other) => meet(line, other)) || dots.some((dot) => !around(dot, line[0]) && crosses(dot, ...line))));
 
   return points.map((point) => {
     const outward = Math.atan2(point.y - height / 2, point.x - width / 2);
