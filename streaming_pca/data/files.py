@@ -1,4 +1,4 @@
-"""Files of records (.npy, .csv, .jsonl, .parquet and Arrow IPC), read in blocks."""
+"""Files of records (.npy, .csv, .parquet and Arrow IPC), read in blocks."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Projection:
     """(lower, upper), each a number or d numbers; rows are clamped to them first."""
 
     def transform(self, rows: Rows) -> Rows:
-        """Project rows (..., d) to (..., k), in their precision: clamp, centre, scale, project."""
+        """Project rows (..., d) to (..., k), float32 where rows are: clamp, centre, scale, project."""
         rows = _floats(rows)
         values = rows.astype(np.float64)
         if self.bounds is not None:
