@@ -70,6 +70,8 @@ _skipped: Counter[tuple[str, str]] = Counter()
 _to_look_at: list[str] = []
 _shared: list[KafkaServer] = []
 """The run's broker, in the process that has started it."""
+_clusters: list[FaultyCluster] = []
+"""Clusters that tests of this process have started."""
 
 
 SHORT_LIVED = ("-XX:TieredStopAtLevel=1",)
@@ -307,9 +309,30 @@ def start_cluster(stack: ExitStack, config: pytest.Config, **how: Any) -> Faulty
         raise _no_kafka(found)
     usual = {"java": found[0], "jars": found[1], "options": archive_options(*found, SHORT_LIVED)}
     try:
-        return stack.enter_context(FaultyCluster(**(usual | how)))
+        cluster = stack.enter_context(FaultyCluster(**(usual | how)))
     except KafkaUnavailable as unavailable:
         raise _no_kafka(unavailable) from None
+    _clusters.append(cluster)
+    stack.callback(_clusters.remove, cluster)
+    return cluster
+
+
+def ask_for_stacks(pid: int | None) -> None:
+    """Let a broker write the stacks of its threads into its log: they show why it does not answer."""
+    if pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGQUIT)
+
+
+def logs_and_stacks() -> Iterator[tuple[str, str]]:
+    """Yield a title and the end of the log, with all stacks, of each node of this process's clusters."""
+    nodes = [node for cluster in _clusters for node in cluster.nodes.values()]
+    for node in nodes:
+        ask_for_stacks(node.pid)
+    time.sleep(1 if nodes else 0)
+    for node in nodes:
+        log = (node.data.parent / "server.log").read_text(errors="replace").splitlines()
+        yield f"end of the log of node {node.number}, at {node.address}", "\n".join(log[-600:])
 
 
 @pytest.fixture(scope="module")
@@ -383,6 +406,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
     if call.excinfo is not None and isinstance(call.excinfo.value, NoBroker):
         # A worker of pytest-xdist sends its reports to the process that prints.
         report.user_properties.append((_NO_BROKER, [call.excinfo.value.kind, call.excinfo.value.reason]))
+    elif report.failed:
+        report.sections.extend(logs_and_stacks())
     return report
 
 
@@ -392,10 +417,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
             _skipped[tuple(value)] += 1
         elif name == _TO_LOOK_AT and report.when == "call":
             _to_look_at.append(str(value))
-    if report.failed and _shared and (pid := _shared[0].nodes[1].pid) is not None:
-        # Java writes the stacks of its threads into its log: they show why a broker did not answer.
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGQUIT)
+    if report.failed and _shared:
+        ask_for_stacks(_shared[0].nodes[1].pid)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -51,7 +51,7 @@ class Projection:
 
     def transform(self, rows: Rows) -> Rows:
         """Project rows (..., d) to (..., k), float32 where rows are: clamp, centre, scale, project."""
-        rows = _floats(rows)
+        rows = _floats(rows, self.components.shape[1], "features")
         values = rows.astype(np.float64)
         if self.bounds is not None:
             lower, upper = self.bounds
@@ -63,17 +63,19 @@ class Projection:
 
     def inverse_transform(self, coordinates: Rows) -> Rows:
         """Return the rows (..., d) with these coordinates (..., k), in units of the features."""
-        coordinates = _floats(coordinates)
+        coordinates = _floats(coordinates, len(self.components), "components")
         with np.errstate(over="ignore", invalid="ignore"):
             values = coordinates.astype(np.float64) @ self.components / np.asarray(self.scale)
             return np.asarray((values + np.asarray(self.centre)).astype(coordinates.dtype, copy=False))
 
 
-def _floats(X: Any) -> Rows:
-    """Return numbers as floats, since whole ones would cut off digits; float32 stays float32."""
+def _floats(X: Any, width: int, columns: str) -> Rows:
+    """Return (..., width) as floats, since whole numbers would cut off digits; float32 stays float32."""
     refuse_masks_and_units(X)
     array = as_array(X, "X")
     refuse_other_types(array.dtype, "fiub", X, "X")
+    if array.ndim and array.shape[-1] != width:
+        raise ValueError(f"X has {array.shape[-1]} columns for {width} {columns}")
     return array if array.dtype == np.float32 else array.astype(np.float64, copy=False)
 
 
@@ -82,11 +84,9 @@ def checked_rows(X: Any, width: int, columns: str) -> Rows:
 
     ValueError with one line that names the fault, where ``columns`` is the name of the columns.
     """
-    array = _floats(X)
+    array = _floats(X, width, columns)
     if array.ndim not in (2, 3):
         raise ValueError(f"X must be rows (m, {width}) or (m, r, {width}), not of shape {array.shape}")
-    if array.shape[-1] != width:
-        raise ValueError(f"X has {array.shape[-1]} columns for {width} {columns}")
     if not np.isfinite(array).all():
         raise ValueError("X holds a NaN or an infinity")
     return array

@@ -82,24 +82,24 @@ class Release(BaseModel):
     """Kind of the components: orthonormal rows of a subspace, or unit rows of a tensor with weights."""
     stream: str
     """Name of the stream."""
-    batch: int
+    batch: Annotated[int, Field(ge=0)]
     """Number of the release's batch in the ledger."""
-    records: int
+    records: Annotated[int, Field(ge=0)]
     """Number of records so far, null ones included."""
-    dim: int
+    dim: Annotated[int, Field(ge=1)]
     """Number d of features."""
-    rank: int
+    rank: Annotated[int, Field(ge=1)]
     """Number k of components."""
     estimator: str
     """Id of the estimator."""
-    components: list[list[float]]
+    components: list[Annotated[list[Finite], Field(min_length=1)]]
     """k orthonormal rows of d numbers by decreasing explained variance; for a tensor, unit rows by
     decreasing weight."""
     weights: list[Finite] | None = None
     """k weights of a tensor's components."""
     support: list[Annotated[int, Field(ge=0)]] | None = None
     """Indices of the features that a sparse estimator selected, ascending."""
-    explained_variance: list[float]
+    explained_variance: list[Finite]
     """k variances, in squared units of the scaled features; noise can make them negative."""
     explained_variance_error: list[StandardError] | None = None
     """k standard errors, from the noise, the clips and the mean, where these are known."""
@@ -110,7 +110,7 @@ class Release(BaseModel):
     angle_bound: Annotated[StandardError, Field(le=math.pi / 2)] | None = None
     """Bound in radians, with probability 0.95, on the largest angle to the same records' subspace without
     noise and clips; of the noise alone where a doubt indicates it, and with a public clip radius."""
-    mean: list[float] | None
+    mean: list[Finite] | None
     """Estimated mean of the records, clamped, about the public centre and scaled; null if none was found or
     sought."""
     centering: Word | list[Finite] | ArrayDigest | None = None
@@ -124,15 +124,15 @@ class Release(BaseModel):
     """Omitted if true. If false, nothing is guaranteed, and epsilon and delta are null."""
     local: bool = False
     """Omitted if false. If true, epsilon and delta are the guarantee of each report since it was made."""
-    epsilon: float | None
+    epsilon: Positive | None
     """Guarantee of all releases of the stream together, for each unit of privacy."""
-    delta: float | None
+    delta: Annotated[float, Field(ge=0, lt=1)] | None
     """Guarantee, with epsilon."""
     adjacency: str
     """Relation of neighbouring inputs; "none" if nothing is guaranteed."""
     privacy_unit: str
     """Unit of privacy: message, row or user."""
-    contributions_per_user: int | None = None
+    contributions_per_user: Annotated[int, Field(ge=1)] | None = None
     """Most batches that count one user; only if the privacy unit is the user."""
     feature_names: list[str] | None = None
     """Names of the d features, if the stream has them."""
@@ -164,6 +164,8 @@ class Release(BaseModel):
                 raise ValueError(f"{name} needs version {since} or later, but this is version {self.version}")
         if self.version >= _MAP_VERSION and self.centering is None:
             raise ValueError(f"version {self.version} needs a centering")
+        if len(self.components) != self.rank or {len(row) for row in self.components} != {self.dim}:
+            raise ValueError(f"components does not have {self.rank} rows of {self.dim} numbers")
         if self.feature_names is not None and len(self.feature_names) != self.dim:
             raise ValueError(f"feature_names does not have {self.dim} names")
         if (self.dominant_feature or 0) >= self.dim:
@@ -172,8 +174,10 @@ class Release(BaseModel):
             raise ValueError(f"it has some of {', '.join(COUNTS)}, but not all")
         if (self.weights is not None) != (self.kind == "tensor"):
             raise ValueError("a tensor must have weights, and a subspace must not")
-        if self.weights is not None and len(self.weights) != self.rank:
-            raise ValueError(f"weights does not have {self.rank} numbers")
+        for name in ("weights", "explained_variance", "explained_variance_error"):
+            numbers = getattr(self, name)
+            if numbers is not None and len(numbers) != self.rank:
+                raise ValueError(f"{name} does not have {self.rank} numbers")
         if self.support is not None and max(self.support, default=0) >= self.dim:
             raise ValueError(f"support names a feature above {self.dim - 1}")
         for name, value in self._arrays:
@@ -182,15 +186,17 @@ class Release(BaseModel):
                 raise ValueError(f"{name} does not have {self.dim} numbers")
         if any((value is not None) != self.private for value in (self.epsilon, self.delta)):
             raise ValueError("epsilon and delta must be null if it is not private, and only then")
-        if self.explained_variance_error is not None and len(self.explained_variance_error) != self.rank:
-            raise ValueError(f"explained_variance_error does not have {self.rank} numbers")
+        held: Any = self.bounds
+        if held and not any(isinstance(each, ArrayDigest) for each in held) and np.any(np.greater(*held)):
+            raise ValueError("a lower bound is above the upper one")
         return self
 
     @property
     def _arrays(self) -> list[tuple[str, list[float] | ArrayDigest]]:
         """Settings that are arrays or digests of arrays, by name."""
         lower, upper = self.bounds or (None, None)
-        named = (("centering", self.centering), ("scale", self.scale), ("bounds", lower), ("bounds", upper))
+        named: tuple[tuple[str, Any], ...] = (("mean", self.mean), ("centering", self.centering))
+        named += (("scale", self.scale), ("bounds", lower), ("bounds", upper))
         return [(name, value) for name, value in named if isinstance(value, list | ArrayDigest)]
 
     def with_settings(
@@ -246,16 +252,18 @@ class Release(BaseModel):
                     f"the release has only the digest of {name}, of {value.size} numbers: "
                     f"pass the stream's setting, release.with_settings({name}=...)"
                 )
-        components = _numbers("components", self.components, (self.rank, self.dim))
-        if not is_orthonormal(components):
-            raise ValueError("not a release: components are not orthonormal")
-        if self.mean is not None:
-            _numbers("mean", self.mean, (self.dim,))
         settings: Any = (self.centering, self.scale, self.bounds)  # without a digest
         centering, scale, bounds = settings
         centre = total_centre(self.mean, centering, scale)
         scale = 1.0 if scale is None else scale
-        return Projection(components, 0.0 if centre is None else centre, scale, bounds)
+        return Projection(self._basis(), 0.0 if centre is None else centre, scale, bounds)
+
+    def _basis(self) -> NDArray[np.float64]:
+        """Return the components; raise ValueError for other lengths and angles than their kind has."""
+        rows, wanted = np.array(self.components), ("orthonormal", "of length 1")[self.kind == "tensor"]
+        if not all(map(is_orthonormal, [rows] if self.kind == "subspace" else rows[:, None])):
+            raise ValueError(f"not a release: components are not {wanted}")
+        return rows
 
     def transform(self, X: ArrayLike) -> NDArray[np.floating]:
         """Project rows as ``PrivatePCA.transform``: clamp, centre, scale, project.
@@ -354,11 +362,13 @@ class Release(BaseModel):
     def from_bytes(cls, data: bytes) -> Release:
         """Read the value of a message; ValueError if it is not a release."""
         try:
-            return cls.model_validate_json(data)
+            release = cls.model_validate_json(data)
         except ValidationError as error:
             first = error.errors()[0]
             where = "".join(f"{part}: " for part in first["loc"][:1])
-            raise ValueError(f"not a release: {where}{first['msg']}") from None
+            raise ValueError(f"not a release: {where}{first['msg'].removeprefix('Value error, ')}") from None
+        release._basis()
+        return release
 
 
 def stated_version(data: bytes) -> int:
@@ -407,14 +417,3 @@ def _filled(name: str, held: Any, given: ArrayLike) -> Any:
     if not same:
         raise ValueError(f"{name}: these are not the numbers of the release's stream")
     return numbers.tolist()
-
-
-def _numbers(name: str, value: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    try:
-        array = np.array(value, dtype=np.float64)
-    except ValueError:
-        array = np.empty(0)
-    if array.shape != shape or not np.isfinite(array).all():
-        size = " x ".join(map(str, shape))
-        raise ValueError(f"not a release: {name} is not {size} finite numbers")
-    return array

@@ -161,8 +161,9 @@ class Visit:
             noted.clear()
 
     def text(self, selector: str) -> str:
-        """Return the text of one element, once it is there."""
-        return self.page.locator(selector).first.inner_text(timeout=LIMIT_MS).strip()
+        """Return the text of one element, once it has one: a page makes some elements before their text."""
+        filled = self.page.locator(selector).first.filter(has_text=re.compile(r"\S"))
+        return filled.inner_text(timeout=LIMIT_MS).strip()
 
     def value(self, selector: str) -> str:
         """Return the value of an element in the API's form."""
