@@ -145,6 +145,13 @@ def have_released(streams: Iterable[Stream], batches: int = 1) -> bool:
     return all(len(stream.release_values()) >= batches for stream in streams)
 
 
+def unread_bytes() -> str:
+    """Return the connections whose sent bytes were not read yet, with ports and sizes in hexadecimal."""
+    head, *rows = Path("/proc/net/tcp").read_text().splitlines()
+    full = [row for row in rows if row.split()[3] == "01" and row.split()[4] != "00000000:00000000"]
+    return "\n".join(["connections with unread bytes:", head, *full])
+
+
 class Child:
     """Worker process, with its log and its mark files in its own directory."""
 
@@ -193,11 +200,12 @@ class Child:
         return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
     def log_and_stacks(self) -> str:
-        """Return the log and, while it runs, the current stack of each thread."""
-        if self.status() is None:
-            self.signal(signal.SIGUSR1)
-            time.sleep(1)
-        return self.log
+        """Return the log and, while it runs, unread bytes and each thread's current stack."""
+        if self.status() is not None:
+            return self.log
+        self.signal(signal.SIGUSR1)
+        time.sleep(1)
+        return f"{unread_bytes()}\n{self.log}"
 
     def ends(self, seconds: float = LIMIT) -> int:
         """Wait for the end, and return the exit status; a signal's number is negative."""
