@@ -22,7 +22,7 @@ __all__ = ["EPSILONS", "FITS", "LOST", "TOY_SETS", "Row", "measure", "rows", "ta
 Matrix = NDArray[np.float64]
 
 EPSILONS = (1.0, 4.0, 16.0)
-FITS = 20
+FITS = 200
 """Fits of each set at each epsilon."""
 LOST = 30.0
 """Degrees from the exact plane beyond which a second component counts as lost."""

@@ -35,16 +35,16 @@ def test_the_page_on_limits_has_every_toy_set_in_both_units() -> None:
     for row in rows:
         records = toy_sets.TOY_SETS[row[0].replace(" ", "_")]()
         assert row[1] == f"{records.shape[0]:,} x {records.shape[1]}"
-        angles = [int(re.fullmatch(r"(\d+)° \((\d+) of 20\)", cell)[1]) for cell in row[4:7]]  # type: ignore[index]
+        angles = [int(re.fullmatch(r"(\d+)° \((\d+) of 200\)", cell)[1]) for cell in row[4:7]]  # type: ignore[index]
         assert all(0 <= angle <= 90 for angle in angles)
-        assert re.fullmatch(r"\d+ of 20", row[7])
+        assert re.fullmatch(r"\d+ of 200", row[7])
 
 
 def test_two_cells_of_the_toy_sets_are_repeatable() -> None:
-    """Of 20 fits none crosses 30 degrees; a median of ten does with probability below 1e-6."""
+    """Of 200 fits up to six cross 30 degrees; a median of 20 does with probability below 1e-9."""
     angles = {row[0]: int(row[4].partition("°")[0]) for row in cells("toys") if row[2] == "own"}
-    wine = toy_sets.measure("wine", scaled=False, epsilons=(1.0,), fits=10)
-    digits = toy_sets.measure("digits", scaled=False, epsilons=(1.0,), fits=10)
+    wine = toy_sets.measure("wine", scaled=False, epsilons=(1.0,), fits=20)
+    digits = toy_sets.measure("digits", scaled=False, epsilons=(1.0,), fits=20)
     assert np.median(wine.angles[1.0]) > 30 < angles["wine"]
     assert np.median(digits.angles[1.0]) < 30 > angles["digits"]
     assert wine.doubtful[1.0] > 0
