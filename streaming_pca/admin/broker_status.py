@@ -28,6 +28,7 @@ from streaming_pca.estimators.base import Estimator
 from streaming_pca.privacy.errors import CalibrationError
 from streaming_pca.privacy.ledger.ledger import JobLedger, Ledger
 from streaming_pca.privacy.ledger.protocol import BatchStatus, JobStatus
+from streaming_pca.service.commit.admission import contract_difference
 from streaming_pca.service.commit.log_reader import LedgerReplay
 from streaming_pca.service.errors import StreamRefused, TopicError
 from streaming_pca.service.kafka.clients import ask_broker, offsets_by, reading_consumer, retry
@@ -232,12 +233,15 @@ def describe_status(all_settings: Sequence[Settings]) -> list[dict[str, Any]]:
 
 
 def _read(settings: Settings, replays: dict[str, LedgerReplay]) -> tuple[LedgerReplay, Release | None] | str:
-    """Return a stream's ledger and last release, or why its topics cannot be read."""
-    kafka, topic = settings.kafka, settings.stream.input
+    """Return a stream's ledger and last release, or the problem of its topics or settings."""
+    kafka, stream = settings.kafka, settings.stream
     try:
-        if topic not in replays:
-            replays[topic] = read_ledger(kafka, topic)
-        return replays[topic], latest(settings)
+        if stream.input not in replays:
+            replays[stream.input] = read_ledger(kafka, stream.input)
+        replay = replays[stream.input]
+        contract = replay.ledger.job(stream.name).contract
+        differs = contract and contract_difference(stream, contract)
+        return differs or (replay, latest(settings))
     except (TopicError, StreamRefused, UnreadableRelease) as error:
         return str(error)
 

@@ -236,12 +236,6 @@ def read_release(given: Any, settings: Mapping[str, Any]) -> tuple[Release, Prep
         # Refuses settings without a projection, such as a digest.
         release.projection()
         values = {name: getattr(release, name) for name in settings}
-    if len(release.explained_variance) != release.rank or not np.isfinite(release.explained_variance).all():
-        raise ValueError(f"not a release: explained_variance is not {release.rank} finite numbers")
-    try:
-        release_charge(release)
-    except ValidationError:
-        raise ValueError("not a release: epsilon or delta is not a valid privacy parameter") from None
     try:
         return release, Preprocessing(dim=release.dim, **values)
     except ValidationError as error:

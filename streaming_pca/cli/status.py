@@ -65,9 +65,8 @@ def dashboard(
 ) -> None:
     """Show streams in a browser: releases, budgets and ledgers, live; and serve the HTTP API.
 
-    The dashboard only reads the topics and does not need a worker. Tokens, certificates and limits are read
-    from the file's section http. It needs the extra `dashboard`. Exit status: 0 stopped, 2 refused or
-    misconfigured.
+    The dashboard only reads the topics and does not need a worker. Tokens, certificates and limits are those
+    of the file's section http. It needs the extra `dashboard`. Exit status: 0 stopped, 2 refused.
 
     [dim]Example: streaming-pca dashboard --config stream.toml --open[/]
     """

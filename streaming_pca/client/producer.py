@@ -272,8 +272,7 @@ class Producer:
         ValueError
             If the shape is wrong, a key is missing or the producer is closed; nothing was sent.
         AlreadySpent
-            If a user has spent all reports. Nothing was sent, unless another process charged the same users
-            at the same time.
+            If a user has spent all reports. Nothing was sent, unless another process charged the users too.
         DeliveryError
             If these or earlier messages could not be delivered.
         """

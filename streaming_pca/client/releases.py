@@ -15,7 +15,6 @@ from itertools import takewhile
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-import numpy as np
 from kafka import TopicPartition
 from kafka.errors import KafkaError, OffsetOutOfRangeError
 from pydantic import ValidationError
@@ -192,18 +191,9 @@ def read_release(topic: str, offset: int, value: bytes | None) -> Release | NotA
 
 
 def _check(release: Release) -> None:
-    """Raise ValueError if a release's numbers, used in computations, are inconsistent."""
-    shape = (release.rank, release.dim)
+    """Raise ValueError if a release's time, which dashboards store, cannot be read."""
     try:
-        components = np.array(release.components, dtype=np.float64)
-    except ValueError:
-        components = np.empty(0)
-    if components.shape != shape or not np.isfinite(components).all():
-        raise ValueError(f"not a release: components are not {shape[0]} x {shape[1]} finite numbers")
-    if not np.isfinite(release.explained_variance).all():
-        raise ValueError("not a release: explained_variance is not finite")
-    try:
-        # A time may have any number of digits, and a dashboard stores the times of many releases.
+        # A time may have any number of digits.
         if len(release.created) > _LONGEST_TIME:
             raise ValueError
         datetime.fromisoformat(release.created)

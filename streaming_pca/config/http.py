@@ -92,8 +92,7 @@ class HttpSettings(Section):
     """PEM file of the certificate authorities for clients: only clients with a certificate signed by them
     can connect (mutual TLS)."""
     hosts: Annotated[tuple[str, ...], _each(_HOST, "pca.example.org, without a scheme and a port")] = ()
-    """Accepted names in the header ``Host``, without the port. If empty: loopback's names on loopback, any
-    name elsewhere."""
+    """Accepted names in the header ``Host``, without the port. If empty: on loopback its names, else any."""
     origins: Annotated[tuple[str, ...], _each(_ORIGIN, "https://example.org or http://127.0.0.1:8000")] = ()
     """Origins of other sites whose pages may use the API, such as `https://example.org` (CORS)."""
     event_streams: int = Field(default=32, ge=1, le=1024)

@@ -175,8 +175,7 @@ class KafkaSettings(Section):
     session_timeout_ms: int = Field(default=6000, ge=1000)
     """Silence after which a stream's leader is replaced, in milliseconds."""
     transaction_timeout_ms: int = Field(default=15_000, ge=1000)
-    """Time after which the broker aborts an open transaction, in milliseconds; messages may take 11 s
-    more to arrive."""
+    """Time until the broker aborts an open transaction, in milliseconds; delivery takes up to 11 s more."""
     unchecked_topics: bool = False
     """Continue if the broker does not return the topics' configuration, like the embedded broker."""
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"

@@ -67,8 +67,7 @@ class SparkSettings(Section):
     app_name: str = Field(default="streaming-pca", min_length=1)
     """Name of the application in Spark's web pages and logs."""
     cache_bytes: int = Field(default=2048 * _MIB, ge=_MIB)
-    """Most bytes of decoded rows that one Python worker of an executor stores, in an unnamed file on its
-    disk."""
+    """Most bytes of decoded rows that one Python worker of an executor stores, in an unnamed file."""
     segment_bytes: int = Field(default=64 * _MIB, ge=64 * 1024)
     """Target bytes of decoded rows per task, by one row a factor; less gives more tasks, of a fixed cost."""
     conf: Annotated[dict[str, str], BeforeValidator(_present_conf), WithJsonSchema({"type": "object"})] = (

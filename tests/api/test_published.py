@@ -133,13 +133,13 @@ def test_without_privacy_the_charge_is_infinite() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"components": [[1.0] * 8]}, "components is not 2 x 8 finite numbers"),
-        ({"components": [[1.0] * 8, [math.nan] * 8]}, "components is not 2 x 8 finite numbers"),
-        ({"mean": [math.nan] * 8}, "mean is not 8 finite numbers"),
-        ({"explained_variance": [1.0]}, "explained_variance is not 2 finite numbers"),
-        ({"explained_variance": [1.0, math.nan]}, "explained_variance is not 2 finite numbers"),
+        ({"components": [[1.0] * 8]}, "components does not have 2 rows of 8 numbers"),
+        ({"components": [[1.0] * 8, [math.nan] * 8]}, "components: .*finite"),
+        ({"mean": [math.nan] * 8}, "mean: .*finite"),
+        ({"explained_variance": [1.0]}, "explained_variance does not have 2 numbers"),
+        ({"explained_variance": [1.0, math.nan]}, "explained_variance: .*finite"),
         ({"feature_names": ["a"]}, "feature_names does not have 8 names"),
-        ({"epsilon": -1.0}, "epsilon or delta is not a valid privacy parameter"),
+        ({"epsilon": -1.0}, "epsilon: .*greater than 0"),
     ],
 )
 def test_numbers_that_do_not_fit_are_refused(version: int, change: dict[str, Any], words: str) -> None:

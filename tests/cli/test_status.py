@@ -43,7 +43,7 @@ group = "{name}-workers"
 input = "{name}-in"
 dim = 2
 rank = 1
-epsilon = 1.0
+epsilon = 0.5
 delta = 1e-6
 [[streams]]
 name = "{name}-a"
@@ -95,7 +95,7 @@ class Written:
     def reserve(self, letter: str, batch: int, *ranges: Sequence[int], epsilon: str = "1") -> None:
         found = tuple(entries.OffsetRange(partition=p, start=a, end=b, count=b - a) for p, a, b in ranges)
         charge = Charge(epsilon=epsilon, delta="1e-6", rho="1/2")
-        promise = {"epsilon": 0.5, "delta": 1e-6, "privacy_unit": "message"}
+        promise = next(s.stream for s in self.settings if s.stream.name == self.job(letter)).privacy_contract
         how = {"promise": promise, "parameters": {"mechanism": "private-oja", "sigma_over_sensitivity": 9.0}}
         self.enter(letter, entries.Reserved, batch=batch, ranges=found, charge=charge, **how)
 
@@ -347,6 +347,16 @@ def test_a_stream_without_topics_is_a_problem_and_the_others_are_shown(
     result = call(capfd, "status", "--config", config, "--json")
     one_line(result, 1, "problem: stream z: ", f"{written.name}-nowhere", "is missing: correct its name")
     assert [facts["problem"] is None for facts in json.loads(result.stdout)] == [True, True, False]
+
+
+def test_settings_of_another_stream_than_the_ledgers_are_a_problem(written: Written, capfd: Capture) -> None:
+    """It showed the ledger's numbers as if the settings were its own."""
+    written.reserve("a", 1, (0, 0, 1))
+    other = written.config.with_name("other.toml")
+    other.write_text(written.config.read_text().replace("dim = 2", "dim = 3"))
+    result = call(capfd, "status", "--config", other, "--json")
+    one_line(result, 1, f"problem: stream {written.job('a')}: stream.dim is 3, but the ledger has 2")
+    assert [facts["problem"] is None for facts in json.loads(result.stdout)] == [False, True]
 
 
 def test_what_is_wrong_is_one_line(tmp_path: Path, capfd: Capture) -> None:
