@@ -25,6 +25,8 @@ _MARKER = "cluster.json"
 _LOCK = "lock"
 _STOP_SECONDS = 20
 _START_SECONDS = 90
+UNMAPPED_COUNTERS = "-XX:+PerfDisableSharedMem"
+"""Option without which Java stands still while the disk stalls: it maps its counters from a file in /tmp."""
 
 # Standard output is redirected to the log file, see Child.
 LOG4J_PROPERTIES = """
@@ -279,6 +281,7 @@ class Node:
             self._java,
             f"-Xmx{heap}m",
             "-XX:+UseSerialGC",
+            UNMAPPED_COUNTERS,
             "-XX:+ExitOnOutOfMemoryError",
             *self._options,
             "-Djava.awt.headless=true",
@@ -342,8 +345,7 @@ class Storage:
     def open(self, nodes: int) -> None:
         """Create the directory, or take over the data of an earlier cluster.
 
-        Raises KafkaUnavailable if it is not writable, is in use, or has other files or another number of
-        nodes.
+        Raises KafkaUnavailable if it is not writable, is in use, or has other files or numbers of nodes.
         """
         if not self.kept:
             self.path = Path(tempfile.mkdtemp(prefix="streaming-pca-kafka-", dir=self.parent))

@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from streaming_pca.dev.cluster import UNMAPPED_COUNTERS
 from streaming_pca.dev.processes import Child
 from tests.deploy.dockerfile import Image, last_of
 from tests.deploy.sandbox import Confined, Mount, Sandbox
@@ -83,7 +84,8 @@ class Deployment:
         self._jars, self._programs = jars, directory / "kafka-programs"
         self._programs.mkdir()
         for name, main in _KAFKA_PROGRAMS.items():
-            program = _KAFKA_PROGRAM.format(java=java, options=" ".join(options), jars=jars, main=main)
+            how = " ".join([UNMAPPED_COUNTERS, *options])
+            program = _KAFKA_PROGRAM.format(java=java, options=how, jars=jars, main=main)
             (self._programs / name).write_text(program)
             (self._programs / name).chmod(0o755)
         net = f"127.{random.SystemRandom().randint(1, 254)}.{random.SystemRandom().randint(1, 254)}"

@@ -117,6 +117,9 @@ def test_three_nodes_lose_one_and_serve_on(kafka_installation: Found, tmp_path: 
         assert len(addresses) == len(set(kafka.facts["pids"])) == 3
         folder = Path(kafka.facts["data"])
         assert not kafka.facts["kept"]
+        # A mapped file on a disk that stalls would stop all threads of Java, for a minute and more.
+        maps = [Path(f"/proc/{pid}/maps").read_text() for pid in kafka.facts["pids"]]
+        assert not any("hsperfdata" in text for text in maps)
         with KafkaAdminClient(bootstrap_servers=addresses) as admin:
             admin.create_topics({"whole": {"num_partitions": 1, "replication_factor": 3}})
         os.kill(kafka.facts["pids"][2], signal.SIGKILL)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyspark
 
+from streaming_pca.dev.cluster import UNMAPPED_COUNTERS
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def _archive() -> Path:
 
 _ARCHIVE = _archive()
 # Processes that live for a minute spend most of it in Java's better compiler.
-_SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_SHORT_LIVED = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {UNMAPPED_COUNTERS}"
 JAVA = f"{_SHORT_LIVED} -XX:SharedArchiveFile={_ARCHIVE} -Xlog:cds=off"
 """Options of a driver's Java."""
 IN_CLUSTER = f"{JAVA} -Dlog4j2.configurationFile=file:{Path(__file__).with_name('log4j2.properties')}"

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 def make_api(observer: Observer, *, broker_seconds: float = 15.0) -> FastAPI:
     """Make the application of the API, with a time limit for answers of the broker.
 
-    The server (:mod:`streaming_pca.service.http`) checks access and origins, and limits requests and
-    open event streams.
+    The server (:mod:`streaming_pca.service.http`) checks access, and limits requests and event streams.
     """
     context = Context(
         observer,

@@ -3,8 +3,7 @@
 Two parts with separate connections take turns in one thread: one reads releases and ledgers; the other
 requests leaders, lags, and whether topics were recreated. If one fails, the other continues. A further
 connection serves lookups of single releases. It is a thread and not a task of the event loop, because
-replaying ledgers would block the loop for too long. :mod:`.releases`, :mod:`.traffic` and :mod:`.ledgers`
-bound its memory.
+replaying ledgers would block that. :mod:`.releases`, :mod:`.traffic` and :mod:`.ledgers` bound its memory.
 """
 
 from __future__ import annotations

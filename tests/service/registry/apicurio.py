@@ -14,6 +14,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+from streaming_pca.dev.cluster import UNMAPPED_COUNTERS
 from streaming_pca.dev.jars import find_java
 from tests.ports import steady_port
 from tests.service.registry.archives import CACHE, RegistryUnavailable, download, fetching
@@ -23,7 +24,7 @@ VERSION = "3.0.9"
 API = "/apis/ccompat/v7"
 _SHA256 = "2b28181501a20cbf6efcd77f9b7153908fc01f3d3a7c32024c0bd9e1b04c8a43"
 _RUNNER = f"apicurio-registry-app-{VERSION}-runner.jar"
-_OPTIONS = ("-XX:TieredStopAtLevel=1", "-Xmx512m", "-Dquarkus.http.host=127.0.0.1")
+_OPTIONS = ("-XX:TieredStopAtLevel=1", UNMAPPED_COUNTERS, "-Xmx512m", "-Dquarkus.http.host=127.0.0.1")
 _START_SECONDS = 120
 
 
