@@ -149,7 +149,7 @@ class _WholePairs:
 _CLAMPED_PRECISION = 0.01
 """Target deviation of a batch's share: trades detection of narrow bounds against noise elsewhere."""
 _LEAST_CLAMPED, _MOST_CLAMPED = 0.0002, 0.01  # limits of the count's share of a batch's budget
-_MANY_CLAMPED, _CLAMPED_SEEN = 0.02, 2.0
+_MANY_CLAMPED, _CLAMPED_SEEN = 0.02, 3.0
 """Share of the records, and deviations beyond it, above which many records are clamped."""
 
 

