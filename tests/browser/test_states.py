@@ -116,6 +116,7 @@ def test_a_budget_that_is_spent_as_planned_is_not_an_alarm(visit: Visit) -> None
     }
     for name, text in words.items():
         assert visit.text(field(name, "budget.allows_next")) == text
+    assert "may be full in" not in visit.text('[data-stream="refused"]')
     bars = visit.page.locator("[data-stream]:has(.bar .refused)")
     assert [bars.nth(i).get_attribute("data-stream") for i in range(bars.count())] == ["refused"]
     assert numbers(visit.text(field("half", "budget.left.epsilon"))) == [1]

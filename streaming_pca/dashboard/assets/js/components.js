@@ -98,7 +98,8 @@ export const fillText = ({ waiting, planned }) => `${count(waiting)} of ${count(
 
 /** When the batch that fills may be full, in words. */
 export function fillWords({ waiting, planned, per_second: rate }, budget, leader) {
-  if (waiting >= planned) return budget && !budget.allows_next ? "full, but the cap does not allow it" : leader && !leader.present ? "full: it waits for a worker" : "full: the worker can process it";
+  if (budget && !budget.allows_next) return waiting >= planned ? "full, but the cap does not allow it" : "the cap does not allow it";
+  if (waiting >= planned) return leader && !leader.present ? "full: it waits for a worker" : "full: the worker can process it";
   if (!isNumber(rate)) return "measuring how fast records arrive";
   return rate > 0 ? `may be full in ${span((planned - waiting) / rate)}` : "records have paused";
 }
