@@ -57,6 +57,7 @@ def test_each_state_has_a_name_and_a_remedy(visit: Visit) -> None:
     over = visit.text('[data-stream="over"]')
     assert "Not needed" in over
     assert "No process" not in over
+    assert "unknown" in (visit.page.locator(field("over", "health.level")).get_attribute("class") or "")
     remedies = {"paused": "stream resume", "late": "worker's log", "refused": "does not allow its next batch"}
     for name, words in remedies.items():
         assert words in visit.text(field(name, "health.reasons"))

@@ -21,7 +21,10 @@ export const state = ({ standing, health: { level } }) =>
 /** State of a stream as a word with a shape. */
 export function health(stream) {
   const level = stream.health.level in LEVELS ? stream.health.level : "unknown";
-  return field("health.level", level, [h("i", { class: "shape", "aria-hidden": "true" }), state(stream)], { class: `health ${level}` });
+  const word = state(stream);
+  // What has ended is neither well nor unwell.
+  const look = word === "Retired" ? "unknown" : level;
+  return field("health.level", level, [h("i", { class: "shape", "aria-hidden": "true" }), word], { class: `health ${look}` });
 }
 
 /** Time as a distance from now, with the exact time as its title. */
