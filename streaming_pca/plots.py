@@ -184,7 +184,8 @@ def biplot(
     ax.set(xlim=(-limit, limit), ylim=(-limit, limit), aspect="equal")
     shares = getattr(model, "explained_variance_ratio_", None)
     for axis, i in zip((ax.xaxis, ax.yaxis), pair, strict=True):
-        share = "" if shares is None else f" ({shares[i]:.0%} of the variance)"
+        part = 0.0 if shares is None else 100 * float(shares[i])
+        share = "" if shares is None else f" ({part:{'.0f' if abs(part) >= 10 else '.2g'}}% of the variance)"
         axis.set_label_text(f"loading on component {i + 1}{share}")
     ax.add_artist(_Placer([_label(ax, _name(model, j), loadings[j]) for j in shown], tips))
     return ax

@@ -215,6 +215,8 @@ def test_arrows_are_the_longest_loadings_with_their_names() -> None:
     assert [label.get_text() for label in labels(ax)] == [f"name {i}" for i in longest]
     assert ax.get_xlabel() == "loading on component 1 (60% of the variance)"
     assert ax.get_ylabel() == "loading on component 2 (20% of the variance)"
+    small = plots.biplot(release(plane, variances=(6.0, 0.017)))
+    assert small.get_ylabel() == "loading on component 2 (0.17% of the variance)"
 
 
 def test_a_biplot_shows_other_components_in_the_order_that_was_asked_for() -> None:

@@ -111,8 +111,7 @@ class Reading:
         # Not in the driver, which itself reads for sequential algorithms.
         if TaskContext.get() is not None:
             use_threads(feed.threads)
-            # As in a worker: a warning about a number reveals something about records, and the client's log
-            # may quote records.
+            # As in a worker: a warning about a number, and the client's log, may quote records.
             warnings.simplefilter("ignore")
             logging.getLogger("kafka").setLevel(logging.CRITICAL)
             _spare_the_collector()
