@@ -261,11 +261,11 @@ def angles(releases: Iterable[Any], *, reference: Any = None, ax: Axes | None = 
     if not np.isnan(bound).all():
         label = f"noise alone, at most ({percent}%)"
         ax.plot(xs, np.degrees(bound), color=_ORANGE, linestyle="--", marker=".", label=label)
-    # Room for the legend, which must not hide a point.
-    ax.set_ylim(0.0, 1.3 * ax.get_ylim()[1])
+    # Room for the legend, which must not hide a point; but no angle is above 90.
+    ax.set(ylim=(0.0, 1.3 * ax.get_ylim()[1]), xlabel=xlabel, ylabel="degrees", title=title)
+    ax.set_yticks([tick for tick in ax.get_yticks() if 0 <= tick <= min(90, ax.get_ylim()[1])])
     ax.xaxis.set_major_locator(MaxNLocator(6, integer=True) if len(xs) > 6 else FixedLocator(list(xs)))
     ax.xaxis.set_major_formatter("{x:,.0f}")
-    ax.set(xlabel=xlabel, ylabel="degrees", title=title)
     ax.legend(loc="upper center", ncols=2)
     return ax
 

@@ -345,6 +345,7 @@ def test_successive_angles_have_the_sum_of_two_bounds() -> None:
 
 def test_the_sum_of_two_bounds_is_at_most_a_right_angle() -> None:
     ax = plots.angles([turned(turn, angle_bound=math.pi / 2) for turn in (0, 10)])
+    assert 60 <= max(ax.get_yticks()) <= 90 < ax.get_ylim()[1]
     assert lines(ax)["noise alone, at most (90%)"][1] == pytest.approx([90])
 
 
