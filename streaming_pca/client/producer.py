@@ -261,7 +261,7 @@ class Producer:
         ----------
         records : (d,), (m, d) or (m, r, d) numbers; a mapping, a list of them, or a table
             One vector, m vectors, or m factors of r rows; (m, d, d) of kind matrix. A record that is not
-            finite counts as null. With ``features`` records have named fields; values that the features
+            finite as ``dtype`` counts as null. With ``features`` records have named fields; values that they
             refuse raise an error. With ``privatize`` such records, and those with missing or masked numbers,
             are reported as the zero vector: an error would reveal them.
         key : bytes, str or a sequence of m of them, optional
