@@ -42,6 +42,8 @@ def hostile(stream: MadeStream) -> list[bytes]:
         changed(schema_name="something.else"),
         changed(components=[[float("nan")] * 5] * 2),
         changed(components=[[0.0]]),
+        changed(components=[[1e308] * 5] * 2),
+        changed(bounds=[1.0, -1.0]),
         changed(explained_variance=[1.0]),
         changed(batch=2**70),
         changed(records=-5),
